@@ -1,0 +1,1 @@
+"""What crosses a socket, an SSH channel or a file: events and messages as JSON lines."""

@@ -1,0 +1,79 @@
+"""The protocol between a client and the agent.
+
+Lines from the agent: first the greeting `{"hello": {...}}`, then responses `{"id": n, "result": ...}` or
+`{"id": n, "error": {"slug", "message", "hint"}}`, and, once subscribed, events (they have a `seq`).
+Lines from a client: requests `{"id": n, "method": m, "params": {...}}`. A request whose `params` hold the same
+`command` id as an earlier one is answered with the first one's result and does nothing again.
+
+method         params                          result
+subscribe      epoch: str|null, after: int     {"epoch", "first", "last"}; then every event with seq > after
+ping                                           {}
+status                                         the same object as `kimi-agent status --json`
+preflight      profile: dict                   {"problems": [{"slug","message","hint"}], "argv": [...]}
+launch         profile: dict                   {"run"}
+stop                                           {"run", "left": [...]}
+dump_start     name: str|null                  {"dump", "directory", "boundaries"}
+dump_stop                                      {"dump", "rows", "samples", "shards"}
+dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
+shards         dump: str                       what `shards ls --json` prints
+shard          dump: str, shard: str           what `shards show --json` prints
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kimi_agent.errors import KimiError
+from kimi_agent.wire.codec import WireError, encode
+
+PROTOCOL: Final = 1
+"""Clients and agents with another number do not talk to each other."""
+
+READ_ONLY: Final = frozenset({"subscribe", "ping", "status", "preflight", "dumps", "shards", "shard"})
+"""The methods that a read-only connection may call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The agent's greeting."""
+
+    protocol: int
+    version: str
+    epoch: str
+    """Identity of the journal; sequence numbers count within it."""
+    first: int
+    last: int
+    host: str
+    pid: int
+    build: str
+    """Content hash of the agent's code, to tell an older agent from this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a client."""
+
+    id: int
+    method: str
+    params: dict[str, Any]
+
+
+def parse_request(message: dict[str, Any]) -> Request:
+    """A request from a decoded line.
+
+    Raises:
+        WireError: `id`, `method` or `params` is missing or of the wrong type.
+    """
+    ident, method, params = message.get("id"), message.get("method"), message.get("params", {})
+    if not isinstance(ident, int) or not isinstance(method, str) or not isinstance(params, dict):
+        raise WireError("a request needs an integer id, a method name and an object of params")
+    return Request(ident, method, params)
+
+
+def result_line(ident: int, result: object) -> bytes:
+    """The response to a request that succeeded."""
+    return encode({"id": ident, "result": result})
+
+
+def error_line(ident: int, error: KimiError) -> bytes:
+    """The response to a request that failed."""
+    return encode({"id": ident, "error": {"slug": error.slug, "message": error.message, "hint": error.hint}})
