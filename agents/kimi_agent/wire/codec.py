@@ -1,7 +1,8 @@
 """Events and messages as lines: one JSON object a line, at most `MAX_LINE` bytes.
 
 An event is `{"seq": n, "t": unix_seconds, "k": kind, "d": {…}}`; `kimi_agent.model.events` names the kinds and fields.
-Decoding validates types; a kind that this version does not know becomes `Unknown`, anything else wrong is a `WireError`.
+Decoding validates types; a kind that this version does not know becomes `Unknown`, anything else
+wrong is a `WireError`.
 """
 
 from typing import Any

@@ -1,0 +1,56 @@
+"""The headless core of the console: folds a source's events into state and keeps the log."""
+
+from collections.abc import Callable
+
+from kimi_agent.model.events import LogLines, RunStarted
+from kimi_agent.model.reduce import reduce
+from kimi_agent.model.state import State
+from kimi_console.source.base import Control, Link, Source
+from kimi_console.store.spool import LogSpool
+
+
+class Session:
+    """One watched host or file: its state now, its log, and the means to act on it."""
+
+    def __init__(self, source: Source, control: Control | None = None, log: LogSpool | None = None) -> None:
+        self.source = source
+        self.control = control
+        self.log = log or LogSpool()
+        """The log of the state's current run."""
+        self.state = State()
+        self.version = 0
+        """Grows with every batch; a view that has drawn this version need not draw again."""
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def link(self) -> Link:
+        """How the source stands now."""
+        return self.source.link
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every batch."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Fold batches until the source ends."""
+        async for batch in self.source.batches():
+            for event in batch:
+                if isinstance(event.body, LogLines):
+                    self._keep_lines(event.body)
+                elif isinstance(event.body, RunStarted) and not event.body.adopted:
+                    self.log.clear()
+                self.state = reduce(self.state, event)
+            self.version += 1
+            for listener in self._listeners:
+                listener()
+
+    def _keep_lines(self, body: LogLines) -> None:
+        run = self.state.run
+        if run is None or run.started.run != body.run:
+            return
+        self.log.append(body.lines[max(0, len(self.log) - body.first) :])
+
+    async def close(self) -> None:
+        """Let go of the source and the log's spool."""
+        await self.source.close()
+        self.log.close()
