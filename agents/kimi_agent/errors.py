@@ -4,7 +4,7 @@ KimiError                 a message (what and where) and a hint (what to do)
 ├── UsageError            wrong input: exit 2
 ├── PreflightError        the launch cannot work: exit 2
 ├── LaunchError           the server could not be started: exit 5
-└── AgentUnavailable      no agent, and no way to start one: exit 6
+└── UnavailableError      no agent, and no way to start one: exit 6
 """
 
 from enum import IntEnum
@@ -68,7 +68,7 @@ class LaunchError(KimiError):
     slug = "launch"
 
 
-class AgentUnavailable(KimiError):
+class UnavailableError(KimiError):
     """No agent answers, and none could be started."""
 
     exit = Exit.UNAVAILABLE
