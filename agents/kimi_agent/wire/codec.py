@@ -41,8 +41,8 @@ def encode_event(event: Event) -> bytes:
     """One line for one event, without its newline."""
     body = event.body
     if isinstance(body, Unknown):
-        return orjson.dumps({"seq": event.seq, "t": event.time, "k": body.kind, "d": body.data})
-    return orjson.dumps({"seq": event.seq, "t": event.time, "k": KINDS[type(body)], "d": body})
+        return msgspec.json.encode({"seq": event.seq, "t": event.time, "k": body.kind, "d": body.data})
+    return msgspec.json.encode({"seq": event.seq, "t": event.time, "k": KINDS[type(body)], "d": body})
 
 
 def decode_event(line: bytes) -> Event:

@@ -64,7 +64,7 @@ def parse_request(message: dict[str, Any]) -> Request:
         WireError: `id`, `method` or `params` is missing or of the wrong type.
     """
     ident, method, params = message.get("id"), message.get("method"), message.get("params", {})
-    if not isinstance(ident, int) or not isinstance(method, str) or not isinstance(params, dict):
+    if type(ident) is not int or not isinstance(method, str) or not isinstance(params, dict):
         raise WireError("a request needs an integer id, a method name and an object of params")
     return Request(ident, method, params)
 
