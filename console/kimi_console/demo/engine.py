@@ -32,7 +32,7 @@ NEEDS_BYTES: Final = 7 << 30
 """Free space that a build needs, in bytes."""
 BEAT_S: Final = 15.0
 """Seconds between two lines of progress where no terminal can rewrite one."""
-_TELLING: Final = ("Collecting ", "Downloading ", "Using cached ", "Processing ", "Installing ", "Successfully ")
+_TELLING: Final = ("Collecting ", "Downloading ", "Using cached ", "Processing ", "Installing ")
 """How the lines of pip begin that say what it does."""
 _SKIP: Final = frozenset({"__pycache__", ".mypy_cache", ".ruff_cache"})
 
