@@ -1,0 +1,1 @@
+"""A run of the server: launched, followed, sampled, journaled, stopped."""

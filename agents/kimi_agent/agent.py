@@ -1,0 +1,315 @@
+"""The agent itself: journal, state, at most one run, and what a client may ask of it."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kimi_agent import __version__
+from kimi_agent.bundle import build_id
+from kimi_agent.engine.argv import installed_version
+from kimi_agent.errors import KimiError, UsageError
+from kimi_agent.host.memory import HostSampler
+from kimi_agent.host.proc import boot_id
+from kimi_agent.model.events import AgentStarted, Body, Note, RunExited, StatusChanged
+from kimi_agent.model.reduce import fold, reduce
+from kimi_agent.model.state import State
+from kimi_agent.paths import Home, private_dir
+from kimi_agent.profile import Profile, parse
+from kimi_agent.runs import launch, plan, teardown
+from kimi_agent.runs.journal import Journal
+from kimi_agent.runs.supervisor import Supervisor
+from kimi_agent.wire.rpc import PROTOCOL, Hello
+
+HOST_PERIOD = 2.0
+RESULTS_KEPT = 256
+SHARDS_DEADLINE = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One per home directory; every method in `methods` may be called by a client."""
+
+    def __init__(self, home: Home) -> None:
+        """Take over the home directory: its journal and, where one is alive, its run.
+
+        Raises:
+            KimiError: another agent has it, or it cannot be used.
+        """
+        private_dir(home.root)
+        self.home = home
+        self.journal = Journal(home.journal)
+        self.state: State = fold(self.journal.events())
+        self._supervisor: Supervisor | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._launching = asyncio.Lock()
+        self._results: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
+        self._host = HostSampler()
+        self.clients = 0
+        self.closing = asyncio.Event()
+        """Set when a client asked the agent itself to end."""
+        self.methods: dict[str, Callable[..., Awaitable[Any]]] = {
+            "ping": self.ping,
+            "status": self.status,
+            "preflight": self.preflight,
+            "launch": self.launch,
+            "stop": self.stop,
+            "dump_start": self.dump_start,
+            "dump_stop": self.dump_stop,
+            "dumps": self.dumps,
+            "shards": self.shards,
+            "shard": self.shard,
+            "shutdown": self.shutdown,
+        }
+
+    def emit(self, body: Body) -> None:
+        """Journal one event and fold it into the state."""
+        event = self.journal.append(body)
+        if event is not None:
+            self.state = reduce(self.state, event)
+
+    def hello(self) -> Hello:
+        """The greeting for a new client."""
+        return Hello(
+            protocol=PROTOCOL,
+            version=__version__,
+            epoch=self.journal.epoch,
+            first=self.journal.first,
+            last=self.journal.last,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            build=build_id(),
+        )
+
+    async def begin(self) -> None:
+        """Announce the agent, find a run that an earlier agent left, start sampling the host."""
+        version = await asyncio.to_thread(installed_version, sys.executable)
+        sample = self._host.sample()
+        self.emit(
+            AgentStarted(
+                version=__version__,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                python=sys.executable,
+                sglang=version,
+                boot_id=boot_id(),
+                cpus=os.cpu_count() or 1,
+                memory=sample.memory_total,
+            )
+        )
+        self.emit(sample)
+        await self._adopt()
+        self._sampling = asyncio.create_task(self._sample_host())
+
+    async def end(self) -> None:
+        """Let go of everything; a running server goes on and is found again."""
+        for task in (self._sampling, self._watch):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._host.close()
+        self.journal.close()
+
+    @property
+    def running(self) -> Supervisor | None:
+        """The supervisor of the run, while there is one."""
+        supervisor = self._supervisor
+        return None if supervisor is None or supervisor.gone.is_set() else supervisor
+
+    async def call(self, method: str, params: dict[str, Any]) -> Any:
+        """Answer one request; one with a known `command` id is answered as before and not done again.
+
+        Raises:
+            KimiError: the method is unknown, its parameters are wrong, or it refuses.
+        """
+        handler = self.methods.get(method)
+        if handler is None:
+            raise UsageError(f"this agent knows no method {method}", "Use the console that belongs to this agent.")
+        command = params.pop("command", None)
+        if not isinstance(command, str):
+            return await self._invoke(handler, method, params)
+        if command not in self._results:
+            self._results[command] = asyncio.create_task(self._invoke(handler, method, params))
+            while len(self._results) > RESULTS_KEPT:
+                self._results.popitem(last=False)
+        return await asyncio.shield(self._results[command])
+
+    @staticmethod
+    async def _invoke(handler: Callable[..., Awaitable[Any]], method: str, params: dict[str, Any]) -> Any:
+        try:
+            coroutine = handler(**params)
+        except TypeError as error:
+            raise UsageError(f"{method}: {str(error).split('() ')[-1]}", "Correct the parameters.") from error
+        return await coroutine
+
+    async def ping(self) -> dict[str, Any]:
+        """Show that the agent answers."""
+        return {}
+
+    async def status(self) -> dict[str, Any]:
+        """The host's state in one stable object."""
+        run = self.state.run
+        answer: dict[str, Any] = {
+            "agent": {"version": __version__, "pid": os.getpid(), "host": socket.gethostname(), "build": build_id()},
+            "status": run.status if run else "IDLE",
+            "run": None,
+        }
+        if run is not None:
+            answer["run"] = {
+                "run": run.started.run,
+                "name": run.started.name,
+                "model": run.started.model,
+                "pid": run.started.pid,
+                "alive": run.alive,
+                "reason": run.status_reason,
+                "since": run.status_since,
+                "ranks": {rank.rank: {"phase": rank.phase, "since": rank.since} for rank in run.ranks},
+                "verdict": run.verdict,
+                "dump": run.dump,
+            }
+        plain: dict[str, Any] = orjson.loads(orjson.dumps(answer))
+        return plain
+
+    async def preflight(self, profile: dict[str, Any]) -> dict[str, Any]:
+        """What is known to be wrong with a launch, and its exact command line."""
+        made = await asyncio.to_thread(plan.make_plan, self._profile(profile), self.home)
+        found = await asyncio.to_thread(plan.problems, made)
+        return {
+            "argv": list(made.argv),
+            "sglang": made.version,
+            "ranks": list(made.ranks),
+            "problems": [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found],
+        }
+
+    async def launch(self, profile: dict[str, Any]) -> dict[str, Any]:
+        """Start the server of a profile; at most one runs."""
+        async with self._launching:
+            if self.running is not None:
+                raise UsageError(f"run {self.running.record.run} is alive", "Stop it first.", slug="busy")
+            made = await asyncio.to_thread(plan.make_plan, self._profile(profile), self.home)
+            plan.refuse(await asyncio.to_thread(plan.problems, made))
+            record, process = launch.spawn(made, self.home)
+            self.emit(launch.started(record, made, self.home, adopted=False))
+            self._supervise(Supervisor(
+                record, made, self.home, process=process, emit=self.emit, state=lambda: self.state
+            ))  # fmt: skip
+            return {"run": record.run}
+
+    async def stop(self) -> dict[str, Any]:
+        """Stop the run and say what could not be released."""
+        supervisor = self._need_run()
+        return {"run": supervisor.record.run, "left": list(await supervisor.stop())}
+
+    async def dump_start(self, name: str | None = None) -> dict[str, Any]:
+        """Start a dump of the running server."""
+        return await self._need_run().dumps.start(name)
+
+    async def dump_stop(self) -> dict[str, Any]:
+        """Stop the dump that is being written."""
+        return await self._need_run().dumps.stop()
+
+    async def dumps(self) -> Any:
+        """All dumps below the known dump roots, newest first."""
+        found: list[dict[str, Any]] = []
+        for root in self._dump_roots():
+            if root.is_dir():
+                found += await self._shards_command("ls", str(root))
+        return sorted(found, key=lambda dump: dump.get("time") or 0, reverse=True)
+
+    async def shards(self, dump: str) -> Any:
+        """One dump's shards."""
+        return await self._shards_command("ls", str(self._dump_directory(dump)))
+
+    async def shard(self, dump: str, shard: str, first: int = 0) -> Any:
+        """One shard's contents, from sample `first` on."""
+        if not shard or Path(shard).name != shard:
+            raise UsageError(f"{shard!r} does not name a shard", "Give a file name of that dump.")
+        path = self._dump_directory(dump) / shard
+        return await self._shards_command("show", str(path), "--first", str(int(first)))
+
+    async def shutdown(self) -> dict[str, Any]:
+        """End the agent; a running server goes on."""
+        self.closing.set()
+        return {"running": self.running is not None}
+
+    def _profile(self, tables: dict[str, Any]) -> Profile:
+        if not isinstance(tables, dict):
+            raise UsageError("profile: a table is needed", "Send the profile as an object.")
+        return parse(tables, "profile")
+
+    def _need_run(self) -> Supervisor:
+        if self.running is None:
+            raise UsageError("no server is running", "Launch one first.", slug="no_run")
+        return self.running
+
+    def _dump_roots(self) -> list[Path]:
+        roots = [self.home.dumps]
+        if self._supervisor is not None:
+            roots.append(self._supervisor.plan.dump_root)
+        return list(dict.fromkeys(root.resolve() for root in roots))
+
+    def _dump_directory(self, dump: str) -> Path:
+        if dump and Path(dump).name == dump and dump not in (".", ".."):
+            for root in self._dump_roots():
+                if (root / dump).is_dir():
+                    return root / dump
+        raise UsageError(f"there is no dump {dump!r} on this host", "List the dumps again.", slug="no_dump")
+
+    async def _shards_command(self, *arguments: str) -> Any:
+        """Ask a child process: reading tensors must not cost the agent its memory or its pace."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "kimi_agent", "shards", *arguments, "--json",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(SHARDS_DEADLINE):
+                out, err = await process.communicate()
+        except TimeoutError as error:
+            process.kill()
+            await process.wait()
+            raise KimiError(f"reading {arguments[1]} took longer than {SHARDS_DEADLINE:.0f} s") from error
+        if not out:
+            words = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise KimiError(words.removeprefix("kimi-agent: ") or f"{arguments[1]} cannot be read", slug="shards")
+        return orjson.loads(out)
+
+    async def _sample_host(self) -> None:
+        while True:
+            await asyncio.sleep(HOST_PERIOD)
+            if self.running is not None or self.clients:
+                self.emit(await asyncio.to_thread(self._host.sample))
+
+    async def _adopt(self) -> None:
+        for record in launch.unfinished(self.home):
+            directory = self.home.run(record.run)
+            made = await asyncio.to_thread(plan.make_plan, self._profile(record.profile), self.home)
+            if launch.same_process(record):
+                self.emit(launch.started(record, made, self.home, adopted=True))
+                self._supervise(Supervisor(
+                    record, made, self.home, process=None, emit=self.emit, state=lambda: self.state
+                ))  # fmt: skip
+                continue
+            footprint = teardown.Footprint(record.pid, {})
+            left = teardown.release(footprint, made.profile.server.port, self.home.run_sockets(record.run))
+            launch.mark_ended(record, directory)
+            why = "the host was restarted" if record.boot_id != boot_id() else "it ended while no agent ran"
+            self.emit(StatusChanged(record.run, "FAILED", why))
+            self.emit(RunExited(record.run, None, False, left))
+
+    def _supervise(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._watch = asyncio.create_task(supervisor.watch())
+        self._watch.add_done_callback(self._watch_ended)
+
+    def _watch_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the watch of the run ended", exc_info=error)
+            self.emit(Note("error", f"the agent lost the run: {type(error).__name__}: {error}"))

@@ -1,0 +1,143 @@
+"""The agent's command line: data on stdout, talk on stderr, exit codes of `errors.Exit`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kimi_agent import __version__, daemon, profile
+from kimi_agent.attach import proxy
+from kimi_agent.errors import Exit, KimiError
+from kimi_agent.headless import RunOptions, run_headless
+from kimi_agent.paths import Home, default_home
+from kimi_agent.runs import plan
+from kimi_agent.shards.cli import add_shards_parser, run_shards
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; an error for a person is one line on stderr."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.command(args))
+    except KimiError as error:
+        print(f"kimi-agent: {error}", file=sys.stderr)
+        return int(error.exit)
+    except KeyboardInterrupt:
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.INTERRUPTED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    home = argparse.ArgumentParser(add_help=False)
+    home.add_argument("--home", type=Path, default=None, help="the agent's directory [$KIMI_AGENT_HOME]")
+    parser = argparse.ArgumentParser(prog="kimi-agent", description="Launch, watch and serve SGLang on this host.")
+    parser.add_argument("--version", action="version", version=f"kimi-agent {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", parents=[home], help="run the agent, until told to end")
+    serve.add_argument("--detach", action="store_true", help="start it in the background, unless one runs")
+    serve.set_defaults(command=_serve)
+
+    attach = commands.add_parser("attach", parents=[home], help="speak the agent's protocol on stdin and stdout")
+    attach.add_argument("--stdio", action="store_true", required=True)
+    attach.add_argument("--start", action="store_true", help="start the agent if none runs")
+    attach.add_argument("--read-only", action="store_true", help="allow nothing that changes the host")
+    attach.set_defaults(command=_attach)
+
+    run = commands.add_parser("run", parents=[home], help="launch a profile without a screen")
+    run.add_argument("profile", type=Path)
+    run.add_argument("--until", choices=("ready", "exit"), default="exit")
+    run.add_argument("--dump", type=Path, help="write a dump there from READY on")
+    run.add_argument("--timeout", type=float, help="seconds until --until must hold; then the server is stopped")
+    run.add_argument("--json", action="store_true", help="events as NDJSON on stdout")
+    run.add_argument("--print", action="store_true", dest="only_print", help="print the exact command and leave")
+    run.set_defaults(command=_run)
+
+    status = commands.add_parser("status", parents=[home], help="what runs here")
+    status.add_argument("--json", action="store_true")
+    status.set_defaults(command=_status)
+
+    stop = commands.add_parser("stop", parents=[home], help="stop the server")
+    stop.set_defaults(command=_stop)
+
+    preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
+    preflight.add_argument("profile", type=Path)
+    preflight.add_argument("--json", action="store_true")
+    preflight.set_defaults(command=_preflight)
+
+    add_shards_parser(commands)
+    commands.choices["shards"].set_defaults(command=run_shards)
+    return parser
+
+
+def _home(args: argparse.Namespace) -> Home:
+    return Home((args.home or default_home()).absolute())
+
+
+def _serve(args: argparse.Namespace) -> int:
+    home = _home(args)
+    if args.detach:
+        client = daemon.connect(home, start=True)
+        print(json.dumps({"socket": str(home.socket), "pid": client.hello["pid"]}))
+        client.close()
+        return Exit.OK
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    asyncio.run(daemon.serve(home))
+    return Exit.OK
+
+
+def _attach(args: argparse.Namespace) -> int:
+    proxy(daemon.connect(_home(args), start=args.start), read_only=args.read_only)
+    return Exit.OK
+
+
+def _run(args: argparse.Namespace) -> int:
+    loaded = profile.load(args.profile)
+    if args.only_print:
+        made = plan.make_plan(loaded, _home(args))
+        env = plan.capture_env(made, "RUN", Path("SOCKETS"))
+        print(" ".join(f"{name}={shlex.quote(value)}" for name, value in (made.env | env).items()))
+        print(shlex.join(made.argv))
+        return Exit.OK
+    options = RunOptions(until=args.until, dump=args.dump, timeout=args.timeout, as_json=args.json)
+    return run_headless(loaded, _home(args), options)
+
+
+def _status(args: argparse.Namespace) -> int:
+    client = daemon.connect(_home(args), start=False)
+    answer = client.request("status")
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        run = answer["run"]
+        print(f"{answer['status']}  {run['name']}  {run['run']}  {run['reason']}" if run else answer["status"])
+    return Exit.OK
+
+
+def _stop(args: argparse.Namespace) -> int:
+    client = daemon.connect(_home(args), start=False)
+    answer = client.request("stop")
+    for what in answer["left"]:
+        print(f"kimi-agent: could not be released: {what}", file=sys.stderr)
+    return Exit.FAILED if answer["left"] else Exit.OK
+
+
+def _preflight(args: argparse.Namespace) -> int:
+    made = plan.make_plan(profile.load(args.profile), _home(args))
+    found = plan.problems(made)
+    if args.json:
+        problems = [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found]
+        print(json.dumps({"argv": list(made.argv), "sglang": made.version, "problems": problems}))
+    else:
+        for one in found:
+            print(f"✖ {one.message}. {one.hint}")
+        if not found:
+            print(f"✓ nothing is known to be wrong; SGLang {made.version}, ranks {' '.join(made.ranks)}")
+    return Exit.USAGE if found else Exit.OK

@@ -1,0 +1,210 @@
+"""The agent as a daemon: a unix socket that only this user can open, one task a connection."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from kimi_agent.agent import Agent
+from kimi_agent.bundle import build_id
+from kimi_agent.errors import KimiError, UnavailableError, UsageError
+from kimi_agent.paths import Home, private_dir
+from kimi_agent.wire.client import Client
+from kimi_agent.wire.codec import MAX_LINE, WireError, decode, encode
+from kimi_agent.wire.peer import same_user
+from kimi_agent.wire.rpc import READ_ONLY, Request, error_line, parse_request, result_line
+
+START_DEADLINE = 30.0
+
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+log = logging.getLogger(__name__)
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, agent: Agent, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._agent = agent
+        self._reader = reader
+        self._writer = writer
+        self._read_only = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._feed: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Greet, then answer requests until the client leaves."""
+        if not same_user(self._writer.get_extra_info("socket")):
+            self._writer.close()
+            return
+        self._agent.clients += 1
+        try:
+            await self._send([encode({"hello": asdict(self._agent.hello())})])
+            while line := await self._reader.readline():
+                await self._take(line)
+        except (ConnectionError, ValueError, asyncio.IncompleteReadError) as error:
+            log.info("a client was dropped: %s", error)
+        finally:
+            self._agent.clients -= 1
+            for task in (*self._tasks, self._feed):
+                if task is not None:
+                    task.cancel()
+            self._writer.close()
+
+    async def _take(self, line: bytes) -> None:
+        try:
+            request = parse_request(decode(line))
+        except WireError as error:
+            await self._send([error_line(0, error)])
+            return
+        if request.method == "read_only":
+            self._read_only = True
+            await self._send([result_line(request.id, {})])
+        elif request.method == "subscribe":
+            await self._subscribe(request)
+        else:
+            task = asyncio.create_task(self._answer(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            if self._read_only and request.method not in READ_ONLY:
+                raise UsageError("this connection is read-only", "Connect without --read-only.", slug="read_only")
+            line = result_line(request.id, await self._agent.call(request.method, request.params))
+        except KimiError as error:
+            line = error_line(request.id, error)
+        except Exception as error:  # the client is told, the log has the traceback, the agent goes on
+            log.exception("%s failed", request.method)
+            line = error_line(request.id, KimiError(f"{request.method} failed: {type(error).__name__}: {error}"))
+        if len(line) > MAX_LINE:
+            line = error_line(request.id, KimiError(f"the answer to {request.method} is longer than {MAX_LINE} bytes"))
+        with contextlib.suppress(ConnectionError):
+            await self._send([line])
+
+    async def _subscribe(self, request: Request) -> None:
+        journal = self._agent.journal
+        after = request.params.get("after", 0)
+        if not isinstance(after, int) or after < 0:
+            error = UsageError("subscribe: after must be a sequence number", "Send 0 for all events.")
+            await self._send([error_line(request.id, error)])
+            return
+        if request.params.get("epoch") not in (None, journal.epoch):
+            after = 0
+        where = {"epoch": journal.epoch, "first": journal.first, "last": journal.last}
+        await self._send([result_line(request.id, where)])
+        if self._feed is not None:
+            self._feed.cancel()
+        self._feed = asyncio.create_task(self._push(min(after, journal.last)))
+
+    async def _push(self, after: int) -> None:
+        with contextlib.suppress(ConnectionError):
+            async for lines in self._agent.journal.follow(after):
+                await self._send(lines)
+
+    async def _send(self, lines: Sequence[bytes]) -> None:
+        self._writer.write(b"\n".join(lines) + b"\n")
+        await self._writer.drain()
+
+
+async def serve(home: Home) -> None:
+    """Run the agent until it is asked to end or gets SIGTERM or SIGINT.
+
+    Raises:
+        KimiError: another agent has this home, or the socket cannot be made.
+    """
+    agent = Agent(home)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.closing.set)
+    connections: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(_Connection(agent, reader, writer).serve())
+        connections.add(task)
+        task.add_done_callback(connections.discard)
+
+    await agent.begin()
+    try:
+        server = await _listen(home, accept)
+        async with server:
+            await agent.closing.wait()
+            await asyncio.sleep(0)
+    finally:
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        home.socket.unlink(missing_ok=True)
+        await agent.end()
+
+
+async def _listen(home: Home, accept: Accept) -> asyncio.Server:
+    for directory in (home.sockets.parent, home.sockets):
+        if directory != home.root.parent:
+            private_dir(directory)
+    home.socket.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        return await asyncio.start_unix_server(accept, str(home.socket), limit=MAX_LINE)
+    except OSError as error:
+        raise KimiError(f"cannot open {home.socket}: {error.strerror}", "Choose another --home.") from error
+    finally:
+        os.umask(before)
+
+
+def connect(home: Home, *, start: bool) -> Client:
+    """A client of this home's agent, which is started first where `start` allows it.
+
+    Raises:
+        UnavailableError: no agent answers, and none was or could be started.
+    """
+    try:
+        client = Client(home.socket)
+    except OSError:
+        if not start:
+            raise UnavailableError(
+                f"no agent runs for {home.root}", "Start one with kimi-agent serve --detach, or connect with --start."
+            ) from None
+        return start_daemon(home)
+    if start and client.hello.get("build") != build_id() and not _run_alive(client):
+        client.request("shutdown")
+        client.close()
+        return start_daemon(home)
+    return client
+
+
+def _run_alive(client: Client) -> bool:
+    run = client.request("status").get("run")
+    return bool(run and run["alive"])
+
+
+def start_daemon(home: Home) -> Client:
+    """Start the agent in a session of its own and wait until it answers.
+
+    Raises:
+        UnavailableError: it ended at once, with its last words.
+    """
+    private_dir(home.root)
+    with home.log.open("ab") as output:
+        home.log.chmod(0o600)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kimi_agent", "serve", "--home", str(home.root)],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/",
+        )  # fmt: skip
+    deadline = time.monotonic() + START_DEADLINE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            return Client(home.socket)
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        return Client(home.socket)
+    words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
+    raise UnavailableError(f"the agent did not start: {words}", f"See {home.log}.")

@@ -1,0 +1,203 @@
+"""The journal: every event, numbered, in segment files on disk.
+
+It is the buffer between the agent and its clients: a slow client reads the disk at its own pace and stalls nobody.
+The oldest segments are dropped when the journal outgrows its limit; a reader is told what is gone.
+"""
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+from kimi_agent.errors import KimiError
+from kimi_agent.model.events import Body, Event, Gap, Note
+from kimi_agent.paths import private_dir
+from kimi_agent.wire.codec import WireError, decode_event, encode_event
+
+SEGMENT_BYTES = 16 << 20
+LIMIT_BYTES = 512 << 20
+READ_BYTES = 256 << 10
+
+
+class Journal:
+    """One writer, any number of readers, in one process."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = LIMIT_BYTES) -> None:
+        """Open the journal, or begin one.
+
+        Raises:
+            KimiError: the directory cannot be used, or another agent has it open.
+        """
+        self._directory = private_dir(directory)
+        self._segment_bytes = segment_bytes
+        self._limit_bytes = limit_bytes
+        self._lock = self._take_lock()
+        self.epoch = self._read_epoch()
+        """Identity of the journal; sequence numbers count within it."""
+        self._segments = sorted(self._directory.glob("*.ndjson"))
+        self._firsts = [int(path.stem) for path in self._segments]
+        self._last = self._recover()
+        self._file = -1
+        self._written = 0
+        self._grown = asyncio.Event()
+        self._lost = 0
+        self._loss_reason = ""
+        self._wall = time.time() - time.monotonic()
+
+    @property
+    def first(self) -> int:
+        """Sequence number of the oldest event still held, `last + 1` when there is none."""
+        return self._firsts[0] if self._firsts else self._last + 1
+
+    @property
+    def last(self) -> int:
+        """Sequence number of the newest event, 0 when there is none."""
+        return self._last
+
+    def append(self, body: Body) -> Event | None:
+        """Journal one event; it is in the file when this returns.
+
+        Its time never runs backwards within one agent's life, whatever is done to the host's clock.
+        Returns `None` when the disk takes no more; such events get no number, are counted, and the count is journaled
+        as soon as there is space.
+        """
+        if self._lost and not isinstance(body, Note):
+            self._tell_loss()
+        event = Event(self._last + 1, self._wall + time.monotonic(), body)
+        try:
+            self._write(event.seq, encode_event(event) + b"\n")
+        except OSError as error:
+            self._lost += 1
+            self._loss_reason = os.strerror(error.errno or errno.EIO)
+            return None
+        self._last = event.seq
+        self._grown.set()
+        self._grown = asyncio.Event()
+        return event
+
+    def _tell_loss(self) -> None:
+        text = f"{self._lost} events could not be journaled: {self._loss_reason}"
+        if self.append(Note("error", text)) is not None:
+            self._lost = 0
+
+    def _write(self, seq: int, line: bytes) -> None:
+        if self._file < 0 or self._written + len(line) > self._segment_bytes:
+            self._roll(seq)
+        if os.write(self._file, line) < len(line):
+            os.ftruncate(self._file, self._written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._written += len(line)
+
+    async def follow(self, after: int) -> AsyncIterator[Sequence[bytes]]:
+        """Lines of every event with a sequence number above `after`, in batches, for ever.
+
+        Where events are gone, a `Gap` event stands in their place, with the number of the last that is missing.
+        """
+        seq = after
+        while True:
+            grown = self._grown
+            for lines, last in self._read(seq):
+                seq = last
+                yield lines
+            if seq >= self._last:
+                await grown.wait()
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """Every event held with a sequence number above `after`."""
+        for lines, _ in self._read(after):
+            for line in lines:
+                yield decode_event(line)
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        os.close(self._lock)
+
+    def _read(self, after: int) -> Iterator[tuple[list[bytes], int]]:
+        if after + 1 < self.first:
+            gap = Gap(after + 1, self.first - 1, "the journal keeps only the newest events")
+            yield [encode_event(Event(self.first - 1, self._wall + time.monotonic(), gap))], self.first - 1
+            after = self.first - 1
+        for index in range(max(0, bisect_right(self._firsts, after + 1) - 1), len(self._segments)):
+            yield from self._read_segment(self._segments[index], self._firsts[index], after)
+
+    def _read_segment(self, path: Path, first: int, after: int) -> Iterator[tuple[list[bytes], int]]:
+        seq, carry = first - 1, b""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            while chunk := file.read(READ_BYTES):
+                *lines, carry = (carry + chunk).split(b"\n")
+                seq += len(lines)
+                fresh = lines[-min(len(lines), max(0, seq - after)) :] if seq > after else []
+                if fresh:
+                    yield fresh, seq
+
+    def _roll(self, first: int) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        path = self._directory / f"{first:012d}.ndjson"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._written = 0
+        self._segments.append(path)
+        self._firsts.append(first)
+        while len(self._segments) * self._segment_bytes > self._limit_bytes and len(self._segments) > 1:
+            self._segments.pop(0).unlink(missing_ok=True)
+            self._firsts.pop(0)
+
+    def _recover(self) -> int:
+        """The last whole event's number; a torn last line, left by a crash, is cut off."""
+        while self._segments:
+            path, first = self._segments[-1], self._firsts[-1]
+            data = path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            if len(whole) < len(data):
+                os.truncate(path, len(whole))
+            count = whole.count(b"\n")
+            if count:
+                self._check(whole[: whole.find(b"\n")], path, first)
+                return first + count - 1
+            path.unlink()
+            self._segments.pop()
+            self._firsts.pop()
+        return 0
+
+    @staticmethod
+    def _check(line: bytes, path: Path, first: int) -> None:
+        try:
+            seq = decode_event(line).seq
+        except WireError as error:
+            raise KimiError(f"journal {path} is damaged: {error.message}", "Move the directory away.") from error
+        if seq != first:
+            raise KimiError(f"journal {path} begins with event {seq} instead of {first}", "Move the directory away.")
+
+    def _take_lock(self) -> int:
+        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise KimiError(
+                f"another agent has {self._directory} open", "Stop it, or choose another --home."
+            ) from error
+        return lock
+
+    def _read_epoch(self) -> str:
+        path = self._directory / "epoch.json"
+        if path.exists():
+            return str(json.loads(path.read_text())["epoch"])
+        epoch = uuid.uuid4().hex
+        part = path.with_suffix(".tmp")
+        part.write_text(json.dumps({"epoch": epoch}))
+        part.rename(path)
+        return epoch

@@ -1,0 +1,249 @@
+"""One run under watch: its log, processes, engine, plugin and doctor, each in its own loop, until it is gone."""
+
+import asyncio
+import logging
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from kimi_agent.doctor.evidence import gather
+from kimi_agent.doctor.rules import diagnose, status
+from kimi_agent.engine.http import Loads, ThroughputMeter, get_json
+from kimi_agent.engine.loglines import parse
+from kimi_agent.engine.phases import Entered, PhaseTracker
+from kimi_agent.errors import KimiError
+from kimi_agent.host.proc import ProcessSampler
+from kimi_agent.model.events import (
+    Body,
+    LogLines,
+    Note,
+    PhaseEntered,
+    PhaseProgress,
+    RanksSampled,
+    RunExited,
+    StatusChanged,
+    ThroughputSampled,
+    Verdict,
+    VerdictChanged,
+)
+from kimi_agent.model.phases import ORDER, WARM_UP
+from kimi_agent.model.state import RunState, State
+from kimi_agent.paths import Home
+from kimi_agent.runs import launch, teardown
+from kimi_agent.runs.dump import DumpControl
+from kimi_agent.runs.follow import LogFollower
+from kimi_agent.runs.plan import Plan
+from kimi_agent.runs.record import RunRecord
+from kimi_agent.runs.teardown import Footprint
+
+LOG_PERIOD = 0.1
+EXIT_PERIOD = 0.2
+SAMPLE_PERIOD = 1.0
+LINES_PER_EVENT = 400
+CHARS_PER_EVENT = 200_000
+HTTP_DEADLINE = 3.0
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""Where a server that listens everywhere is asked."""
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Watches one run and owns its end."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        plan: Plan,
+        home: Home,
+        *,
+        process: subprocess.Popen[bytes] | None,
+        emit: Callable[[Body], object],
+        state: Callable[[], State],
+    ) -> None:
+        self.record = record
+        self.plan = plan
+        self._home = home
+        self._process = process
+        self._emit = emit
+        self._state = state
+        self._sockets = home.run_sockets(record.run)
+        self._log = LogFollower(home.run(record.run) / "server.log")
+        self._tracker = PhaseTracker(plan.ranks)
+        self._sampler = ProcessSampler(record.pid)
+        self._meter = ThroughputMeter()
+        self._footprint = Footprint(record.pid, {record.pid: record.starttime})
+        self._asked = False
+        self._reported: set[str] = set()
+        self._status = ""
+        self._verdict: Verdict | None = None
+        self._heartbeats: frozenset[str] = frozenset()
+        self._code: int | None = None
+        self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit)
+        self.gone = asyncio.Event()
+        """Set when the run has ended and was cleaned up."""
+
+    async def watch(self) -> None:
+        """Watch until the server's main process is gone, then clean up and report the end."""
+        self._catch_up()
+        loops = [
+            asyncio.create_task(self._every(LOG_PERIOD, self._follow_log)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge)),
+        ]
+        try:
+            while not self._ended():  # noqa: ASYNC110
+                await asyncio.sleep(EXIT_PERIOD)
+        finally:
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+        await self._finish()
+
+    async def stop(self) -> tuple[str, ...]:
+        """Commit a running dump, stop the server, and say what could not be released."""
+        self._asked = True
+        self._set_status("STOPPING", "an operator stopped it")
+        with suppress(KimiError):
+            await self.dumps.stop(drain=5.0)
+        await teardown.stop(self._footprint, self.plan.profile.limits.stop_grace)
+        await self.gone.wait()
+        exited = self._run.exited
+        return exited.left if exited else ()
+
+    @property
+    def _run(self) -> RunState:
+        run = self._state().run
+        if run is None or run.started.run != self.record.run:
+            raise RuntimeError(f"the state does not hold run {self.record.run}")
+        return run
+
+    def _catch_up(self) -> None:
+        """After an adoption: go through the lines that are journaled already without journaling them again."""
+        known = self._run.log_lines
+        while self._log.count < known and (lines := self._log.read()):
+            first = self._log.count - len(lines)
+            for line in lines[: known - first]:
+                self._tracker.feed(parse(line))
+            self._take(lines[max(0, known - first) :], max(known, first))
+
+    async def _every(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
+        """Run one step for ever; a step that fails is reported once for each kind of failure, and tried again."""
+        while True:
+            begun = time.monotonic()
+            try:
+                await step()
+            except Exception as error:  # one failing probe must not end the watch; it is reported
+                words = f"{step.__name__.strip('_').replace('_', ' ')}: {type(error).__name__}: {error}"
+                log.exception("%s", words)
+                if words not in self._reported:
+                    self._reported.add(words)
+                    self._emit(Note("error", f"the agent could not {words}", self.record.run))
+            await asyncio.sleep(max(0.0, period - (time.monotonic() - begun)))
+
+    async def _follow_log(self) -> None:
+        while lines := self._log.read():
+            self._take(lines, self._log.count - len(lines))
+            await asyncio.sleep(0)
+
+    def _take(self, lines: list[str], first: int) -> None:
+        """Journal lines and what they say, in order."""
+        batch: list[str] = []
+        size = 0
+        for line in lines:
+            batch.append(line)
+            size += len(line)
+            if len(batch) == LINES_PER_EVENT or size > CHARS_PER_EVENT:
+                self._emit(LogLines(self.record.run, first, tuple(batch)))
+                first += len(batch)
+                batch, size = [], 0
+        if batch:
+            self._emit(LogLines(self.record.run, first, tuple(batch)))
+        for line in lines:
+            for found in self._tracker.feed(parse(line)):
+                if isinstance(found, Entered):
+                    self._emit(PhaseEntered(self.record.run, found.rank, found.phase))
+                else:
+                    self._emit(
+                        PhaseProgress(self.record.run, found.rank, found.phase, found.done, found.total, found.what)
+                    )
+
+    async def _sample(self) -> None:
+        self._emit(RanksSampled(self.record.run, self._sampler.sample()))
+        self._footprint.observe()
+
+    async def _poll_engine(self) -> None:
+        run = self._run
+        if not run.ranks or min(ORDER[rank.phase] for rank in run.ranks) < ORDER[WARM_UP]:
+            return
+        server = self.plan.profile.server
+        host = LOOPBACK.get(server.host, server.host)
+        try:
+            reply = await get_json(host, server.port, "/v1/loads", self._api_key(), HTTP_DEADLINE)
+        except (OSError, TimeoutError, KimiError) as error:
+            reason = f"/v1/loads: {error or 'no answer in 3 s'}"
+            self._emit(ThroughputSampled(self.record.run, None, None, None, None, None, None, None, reason))
+            return
+        self._emit(self._meter.update(self.record.run, Loads.parse(reply), time.time()))
+
+    def _api_key(self) -> str | None:
+        argv = self.plan.argv
+        return argv[argv.index("--api-key") + 1] if "--api-key" in argv[:-1] else None
+
+    async def _poll_plugins(self) -> None:
+        if not self.plan.profile.capture.enabled or not self._sockets.is_dir():
+            return
+        plugins = await self.dumps.poll()
+        self._heartbeats = frozenset(one.rank for one in plugins if one.rank is not None)
+
+    async def _judge(self) -> None:
+        evidence = gather(self._run, self._tracker, self._heartbeats, time.time())
+        verdict = diagnose(evidence)
+        word, reason = status(evidence, verdict)
+        if verdict.kind != (self._verdict.kind if self._verdict else "none") or (
+            self._verdict is not None and (verdict.rank, verdict.summary) != (self._verdict.rank, self._verdict.summary)
+        ):
+            self._verdict = verdict
+            self._emit(VerdictChanged(self.record.run, verdict))
+        if not self._asked:
+            self._set_status(word, reason)
+        self._check_start_timeout()
+
+    def _check_start_timeout(self) -> None:
+        limit = self.plan.profile.limits.start_timeout
+        run = self._run
+        if limit is None or self._asked or run.ready_time is not None or time.time() - run.time < limit:
+            return
+        self._emit(Note("error", f"not ready after {limit:.0f} s (limits.start_timeout): stopping", self.record.run))
+        self._asked = True
+        self._limit_stop = asyncio.create_task(self.stop())
+
+    def _set_status(self, word: str, reason: str) -> None:
+        if word != self._status:
+            self._status = word
+            self._emit(StatusChanged(self.record.run, word, reason))
+
+    def _ended(self) -> bool:
+        if self._process is not None:
+            self._code = self._process.poll()
+            return self._code is not None
+        return not launch.same_process(self.record)
+
+    async def _finish(self) -> None:
+        await teardown.kill(self._footprint)
+        while lines := self._log.read():
+            self._take(lines, self._log.count - len(lines))
+        if lines := self._log.rest():
+            self._take(lines, self._log.count - len(lines))
+        if not self._asked:
+            await self._judge()
+            self._set_status("FAILED", f"the server ended by itself with exit code {self._code}")
+        left = teardown.release(self._footprint, self.plan.profile.server.port, self._sockets)
+        launch.mark_ended(self.record, self._home.run(self.record.run))
+        self._emit(RunExited(self.record.run, self._code, self._asked, left))
+        if self._asked:
+            self._set_status("IDLE", "stopped")
+        self.gone.set()
