@@ -67,7 +67,7 @@ class Journal:
         Returns `None` when the disk takes no more; such events get no number, are counted, and the count is journaled
         as soon as there is space.
         """
-        if self._lost and not isinstance(body, Note):
+        if self._lost:
             self._tell_loss()
         event = Event(self._last + 1, self._wall + time.monotonic(), body)
         try:
@@ -82,9 +82,9 @@ class Journal:
         return event
 
     def _tell_loss(self) -> None:
-        text = f"{self._lost} events could not be journaled: {self._loss_reason}"
-        if self.append(Note("error", text)) is not None:
-            self._lost = 0
+        lost, self._lost = self._lost, 0
+        if self.append(Note("error", f"{lost} events could not be journaled: {self._loss_reason}")) is None:
+            self._lost = lost
 
     def _write(self, seq: int, line: bytes) -> None:
         if self._file < 0 or self._written + len(line) > self._segment_bytes:

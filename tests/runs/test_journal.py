@@ -1,0 +1,126 @@
+"""The journal: what was appended is what a reader gets, in order, once, over restarts, crashes and rotation."""
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi_agent.errors import KimiError
+from kimi_agent.model.events import Gap, Note
+from kimi_agent.runs.journal import Journal
+from kimi_agent.wire.codec import decode_event
+
+
+def texts(journal: Journal, after: int = 0) -> list[str]:
+    return [event.body.text for event in journal.events(after) if isinstance(event.body, Note)]
+
+
+def note(number: int, size: int = 0) -> Note:
+    return Note("info", f"{number}{'x' * size}")
+
+
+@given(sizes=st.lists(st.integers(0, 900), max_size=60), cut=st.integers(0, 60))
+@settings(max_examples=40, deadline=None)
+def test_reads_back_everything_over_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cut: int
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    expected = [f"{number}{'x' * size}" for number, size in enumerate(sizes)]
+    journal = Journal(directory, segment_bytes=2048)
+    epoch = journal.epoch
+    for number, size in enumerate(sizes):
+        if number == cut:
+            journal.close()
+            journal = Journal(directory, segment_bytes=2048)
+        journal.append(note(number, size))
+    assert journal.epoch == epoch
+    assert texts(journal) == expected
+    assert [event.seq for event in journal.events()] == list(range(1, len(sizes) + 1))
+    for after in range(len(sizes) + 1):
+        assert texts(journal, after) == expected[after:]
+    journal.close()
+
+
+@given(torn=st.integers(1, 200))
+@settings(max_examples=30, deadline=None)
+def test_a_torn_last_line_is_cut_off(tmp_path_factory: pytest.TempPathFactory, torn: int) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    journal = Journal(directory)
+    for number in range(3):
+        journal.append(note(number))
+    journal.close()
+    (segment,) = directory.glob("*.ndjson")
+    os.truncate(segment, max(0, segment.stat().st_size - torn))
+    journal = Journal(directory)
+    kept = texts(journal)
+    assert kept == ["0", "1", "2"][: len(kept)]
+    journal.append(note(9))
+    assert texts(journal) == [*kept, "9"]
+    assert journal.last == len(kept) + 1
+    journal.close()
+
+
+async def test_follow_hands_out_each_event_once_while_it_grows(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", segment_bytes=4096)
+    for number in range(100):
+        journal.append(note(number))
+    seen: list[int] = []
+
+    async def read() -> None:
+        async for lines in journal.follow(40):
+            seen.extend(decode_event(line).seq for line in lines)
+            if seen[-1] == 300:
+                return
+
+    reader = asyncio.create_task(read())
+    for number in range(100, 300):
+        journal.append(note(number))
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await asyncio.wait_for(reader, 10)
+    assert seen == list(range(41, 301))
+    journal.close()
+
+
+async def test_what_rotated_away_is_shown_as_a_gap(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", segment_bytes=1024, limit_bytes=4096)
+    for number in range(200):
+        journal.append(note(number, 50))
+    assert 1 < journal.first <= journal.last == 200
+    events = list(journal.events(after=5))
+    gap = events[0].body
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.last, events[0].seq) == (6, journal.first - 1, journal.first - 1)
+    assert [event.seq for event in events[1:]] == list(range(journal.first, 201))
+    journal.close()
+
+
+def test_a_second_agent_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    with pytest.raises(KimiError, match=r"another agent has .* open"):
+        Journal(tmp_path / "j")
+    journal.close()
+
+
+def test_a_full_disk_loses_events_but_counts_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(note(0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = next((tmp_path / "j").glob("*.ndjson")).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        assert journal.append(note(1)) is None
+        assert journal.append(note(2)) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert journal.append(note(3)) is not None
+    kept = texts(journal)
+    assert kept[0] == "0"
+    assert kept[1].startswith("2 events could not be journaled")
+    assert kept[2] == "3"
+    assert [event.seq for event in journal.events()] == [1, 2, 3]
+    journal.close()
