@@ -1,0 +1,117 @@
+"""SGLang's command line: how a profile becomes one, and what capture cannot work with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kimi_agent.engine.options import number, present, value
+
+POLLED: Final = ("/v1/loads", "/health", "/model_info")
+"""Paths that the agent asks for; SGLang keeps them out of its own log."""
+SOFT_WATCHDOG: Final = "600"
+"""Seconds without progress after which SGLang itself writes stacks into its log; it kills nothing."""
+ACCESS_FLAG: Final = "--uvicorn-access-log-exclude-prefixes"
+WATCHDOG_FLAG: Final = "--soft-watchdog-timeout"
+LAYERS_FLAG: Final = "--return-aux-hidden-state-layer-ids"
+AUX_FLAG: Final = "--enable-return-aux-hidden-states"
+ALGORITHM_FLAG: Final = "--speculative-algorithm"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a launch cannot do what is asked."""
+
+    slug: str
+    message: str
+    hint: str
+
+
+def build_argv(  # noqa: PLR0917 - one argument a line of the profile
+    python: str,
+    model: str,
+    host: str,
+    port: int,
+    tp: int,
+    dp: int,
+    flags: Sequence[str],
+    capture_layers: Sequence[int] | None,
+    known: frozenset[str] | None = None,
+) -> list[str]:
+    """The whole command line of a server.
+
+    `flags` are the user's own, verbatim and last, so that they win. With `known`, the installed SGLang's flags, the
+    additions that this version does not have are left out.
+    """
+    argv = [python, "-m", "sglang.launch_server", "--model-path", model, "--host", host, "--port", str(port)]
+    argv += ["--tp-size", str(tp), "--dp-size", str(dp)]
+    additions = {WATCHDOG_FLAG: [SOFT_WATCHDOG], ACCESS_FLAG: list(POLLED)}
+    if capture_layers is not None:
+        additions |= {AUX_FLAG: [], ALGORITHM_FLAG: ["EAGLE3"]}
+        if capture_layers:
+            additions[LAYERS_FLAG] = [str(layer) for layer in capture_layers]
+    for flag, given in additions.items():
+        if not present(flags, flag) and (known is None or flag in known):
+            argv += [flag, *given]
+    return [*argv, *flags]
+
+
+def capture_refusals(argv: Sequence[str]) -> list[Problem]:
+    """Why capture would give wrong or incomplete rows with this command line; empty when it can work."""
+    rules = (_prefix_cache, _overlap, _parallel, _speculative, _disaggregation, _replay)
+    return [problem for rule in rules for problem in rule(argv)]
+
+
+def _prefix_cache(argv: Sequence[str]) -> list[Problem]:
+    if present(argv, "--disable-radix-cache"):
+        return []
+    text = "capture needs the prefix cache off: tokens it serves from the cache have no hidden states"
+    return [Problem("capture-prefix-cache", text, "Add --disable-radix-cache to [server] flags.")]
+
+
+def _overlap(argv: Sequence[str]) -> list[Problem]:
+    if not present(argv, "--enable-two-batch-overlap"):
+        return []
+    text = "capture does not work with two-batch overlap: SGLang splits the rows of a batch there"
+    return [Problem("capture-two-batch-overlap", text, "Remove --enable-two-batch-overlap from [server] flags.")]
+
+
+def _parallel(argv: Sequence[str]) -> list[Problem]:
+    problems = []
+    if (pp := number(argv, "--pp-size", "--pipeline-parallel-size", "--pp", default=1)) > 1:
+        text = f"capture does not work with pipeline parallelism (--pp-size {pp}): no rank sees all layers"
+        problems.append(Problem("capture-pipeline", text, "Use --tp-size instead of --pp-size."))
+    if (cp := number(argv, "--attn-cp-size", "--attention-context-parallel-size", default=1)) > 1:
+        text = f"capture does not work with attention context parallelism (--attn-cp-size {cp}): rows are split"
+        problems.append(Problem("capture-context-parallel", text, "Remove --attn-cp-size from [server] flags."))
+    return problems
+
+
+def _speculative(argv: Sequence[str]) -> list[Problem]:
+    algorithm = value(argv, ALGORITHM_FLAG)
+    draft = value(argv, "--speculative-draft-model-path", "--speculative-draft-model")
+    if draft is not None:
+        text = f"capture does not work with speculative decoding (draft model {draft}): rejected drafts leave rows too"
+        return [Problem("capture-speculative", text, "Remove the speculative flags; capture runs the model alone.")]
+    if algorithm is not None and (algorithm.upper() != "EAGLE3" or not present(argv, AUX_FLAG)):
+        text = f"capture does not work with speculative decoding ({ALGORITHM_FLAG} {algorithm})"
+        return [Problem("capture-speculative", text, f"Remove {ALGORITHM_FLAG}; capture sets it to EAGLE3 itself.")]
+    return []
+
+
+def _disaggregation(argv: Sequence[str]) -> list[Problem]:
+    problems = []
+    mode = value(argv, "--disaggregation-mode")
+    if mode is not None and mode != "null":
+        text = f"capture does not work with disaggregation (--disaggregation-mode {mode}): two servers share the rows"
+        problems.append(Problem("capture-disaggregation", text, "Capture on a server of its own, without that flag."))
+    if present(argv, "--enable-pdmux"):
+        text = "capture does not work with prefill-decode multiplexing: two streams share the model"
+        problems.append(Problem("capture-pdmux", text, "Remove --enable-pdmux from [server] flags."))
+    return problems
+
+
+def _replay(argv: Sequence[str]) -> list[Problem]:
+    if not present(argv, "--enable-encoder-swa-bounded-replay"):
+        return []
+    text = "capture does not work with encoder sliding-window replay: replayed rows are mixed with real ones"
+    return [Problem("capture-encoder-replay", text, "Remove --enable-encoder-swa-bounded-replay from [server] flags.")]
