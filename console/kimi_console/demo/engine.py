@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -102,9 +103,9 @@ def cache_directory() -> Path:
     return (Path(configured) if configured.startswith("/") else Path.home() / ".cache") / "kimi-console"
 
 
-def wanted_engine() -> Engine:
-    """The engine that this recipe describes, built or not."""
-    return Engine(cache_directory() / f"engine-{recipe_hash()}")
+def wanted_engine(recipe: Path = RECIPE) -> Engine:
+    """The engine that the recipe describes, built or not."""
+    return Engine(cache_directory() / f"engine-{recipe_hash(recipe)}")
 
 
 class Progress:
@@ -123,8 +124,9 @@ class Progress:
         self._out.flush()
         self._last = time.monotonic()
 
-    def beat(self, text: str) -> None:
+    def beat(self, title: str, detail: str) -> None:
         """What goes on now; called as often as the caller likes."""
+        text = f"{title}: {detail}" if detail else title
         now = time.monotonic()
         if self._terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -145,18 +147,18 @@ class Progress:
             self._open = False
 
 
-def build_engine(progress: Progress) -> Engine:
-    """The engine of this recipe, built if it is not there yet.
+def build_engine(progress: Progress, recipe: Path = RECIPE) -> Engine:
+    """The engine of the recipe, built if it is not there yet.
 
     Raises:
         UnavailableError: no room, or this Python cannot make virtual environments.
         EngineError: a step failed; the message names it and its log.
     """
-    engine = wanted_engine()
+    engine = wanted_engine(recipe)
     if engine.complete:
         return engine
     engine.root.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(engine.root.with_suffix(".lock"), progress):
+    with _locked(engine.root.with_suffix(".lock"), progress) as lock:
         if engine.complete:
             return engine
         _remove(engine.root)
@@ -164,7 +166,7 @@ def build_engine(progress: Progress) -> Engine:
         log = engine.root.with_suffix(".log")
         progress.say(f"Building the engine in {engine.root}: about 6 GB and a few minutes, once. Log: {log}")
         try:
-            _build(engine, log, progress)
+            _build(engine, recipe, log, progress, lock)
         except BaseException:
             _remove(engine.root)
             raise
@@ -185,65 +187,75 @@ def link(engine: Engine, at: Path) -> None:
     fresh.replace(at)
 
 
-def _build(engine: Engine, log: Path, progress: Progress) -> None:
-    steps = _steps(engine)
+def _build(engine: Engine, recipe: Path, log: Path, progress: Progress, lock: int) -> None:
+    shutil.copytree(recipe / "shims", engine.shims, ignore=shutil.ignore_patterns(*_SKIP))
+    steps = _steps(engine, recipe)
     log.write_bytes(b"")
     for number, step in enumerate(steps, start=1):
         title = f"{number}/{len(steps)} {step.title}"
         progress.say(f"{progress.elapsed()}  {title}")
-        code = _run(step, log, lambda detail, title=title: progress.beat(f"{title}{detail}"))  # type: ignore[misc]
+        code = _run(step, engine, log, partial(progress.beat, title), lock)
         if code:
             raise EngineError(
                 f"Building the engine failed while {step.title} (exit {code})", f"The reason is at the end of {log}."
             )
-    shutil.copytree(RECIPE / "shims", engine.shims, ignore=shutil.ignore_patterns(*_SKIP))
     engine.mark_complete()
 
 
-def _steps(engine: Engine) -> list[Step]:
+def _steps(engine: Engine, recipe: Path) -> list[Step]:
     pip = (str(engine.python), "-m", "pip", "install", "--progress-bar=off", "--no-input", "--no-cache-dir")
-    torch, rest = RECIPE / "requirements-torch.txt", RECIPE / "requirements.txt"
+    torch, rest = recipe / "requirements-torch.txt", recipe / "requirements.txt"
     return [
         Step("making a virtual environment", (sys.executable, "-m", "venv", str(engine.root))),
         Step("installing torch", (*pip, "-r", str(torch))),
         Step("installing SGLang", (*pip, "--no-deps", "-r", str(rest))),
-        Step("making the tiny models", (str(engine.python), str(RECIPE / "make_models.py"), str(engine.models))),
-        Step("importing SGLang", (str(engine.python), "-c", "import sglang.srt.server_args")),
+        Step("making the tiny models", (str(engine.python), str(recipe / "make_models.py"), str(engine.models))),
+        Step("checking it", (str(engine.python), str(recipe / "check.py"))),
     ]
 
 
-def _run(step: Step, log: Path, beat: Callable[[str], None]) -> int:
-    """Run one command with its output at the end of `log`; its exit code."""
-    environment = os.environ | {"PYTHONPATH": str(RECIPE / "shims"), "PYTHONDONTWRITEBYTECODE": "1"}
+def _run(step: Step, engine: Engine, log: Path, beat: Callable[[str], None], lock: int) -> int:
+    """Run one command with its output at the end of `log`; its exit code. It shares the build's `lock`."""
+    environment = os.environ | {"PYTHONPATH": str(engine.shims), "PYTHONDONTWRITEBYTECODE": "1"}
+    start = log.stat().st_size
     environment |= {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with (
         log.open("ab") as out,
         subprocess.Popen(
-            step.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment
+            step.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(lock,),
         ) as process,
     ):
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(timeout=0.5)
-                beat(_detail(log))
+                beat(_detail(log, start))
         except BaseException:
             process.terminate()
             raise
 
 
-def _detail(log: Path) -> str:
-    """What pip does now, from the end of its log; empty when it says nothing of interest."""
+def _detail(log: Path, start: int) -> str:
+    """What pip does now, from its log beyond byte `start`; empty when that says nothing of interest."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 8192))
+        file.seek(max(start, log.stat().st_size - 8192))
         lines = file.read().decode(errors="replace").splitlines()
     telling = [line.split(" (", 1)[0].strip() for line in lines if line.lstrip().startswith(_TELLING)]
-    return f": {telling[-1][:100]}" if telling else ""
+    return telling[-1][:100] if telling else ""
 
 
 @contextlib.contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold the build lock at `path`; says so when another build holds it. The lock dies with its process."""
+def _locked(path: Path, progress: Progress) -> Iterator[int]:
+    """Hold the build lock at `path`; says so when another build holds it.
+
+    Yields its file descriptor. The lock ends with the last process that has it: given to a build's commands, it
+    keeps the next build waiting for a command that outlived a killed build and may still write.
+    """
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +266,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        yield file.fileno()
 
 
 def _check_room(directory: Path) -> None:
