@@ -20,6 +20,7 @@ class Session:
         self.state = State()
         self.version = 0
         """Grows with every batch; a view that has drawn this version need not draw again."""
+        self._next_line = 0
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -35,10 +36,15 @@ class Session:
         """Fold batches until the source ends."""
         async for batch in self.source.batches():
             for event in batch:
+                if event.seq <= self.state.seq:
+                    # A source never repeats an event: this is the first of another journal, or a replay sought back.
+                    self.state = State()
+                    self.log.clear()
                 if isinstance(event.body, LogLines):
                     self._keep_lines(event.body)
                 elif isinstance(event.body, RunStarted) and not event.body.adopted:
                     self.log.clear()
+                    self._next_line = 0
                 self.state = reduce(self.state, event)
             self.version += 1
             for listener in self._listeners:
@@ -48,7 +54,10 @@ class Session:
         run = self.state.run
         if run is None or run.started.run != body.run:
             return
-        self.log.append(body.lines[max(0, len(self.log) - body.first) :])
+        if body.first > self._next_line:
+            self.log.append([f"… {body.first - self._next_line} lines are missing here …"])
+        self.log.append(body.lines[max(0, self._next_line - body.first) :])
+        self._next_line = max(self._next_line, body.first + len(body.lines))
 
     async def close(self) -> None:
         """Let go of the source and the log's spool."""

@@ -1,0 +1,227 @@
+"""A live source: an agent dialled for ever, resumed where the last connection ended."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+from kimi_agent.errors import KimiError, UnavailableError
+from kimi_agent.model.events import Event, Gap
+from kimi_agent.wire.rpc import READ_ONLY, Hello
+from kimi_console.source.base import Link
+from kimi_console.source.client import AgentClient, Dial, LinkLost
+
+FIRST_DELAY = 1.0
+LAST_DELAY = 30.0
+"""Seconds between attempts: doubled from the first to the last, with jitter."""
+PING_INTERVAL = 5.0
+MISSED_PINGS = 3
+"""After so many silent ping intervals the link is given up and dialled again."""
+RESEND_WITHIN = 60.0
+"""Seconds that a request whose link broke waits for the next one, to be sent again under the same command id."""
+
+
+class LiveSource:
+    """The events of one agent over all its connections, each exactly once and in order; and its control.
+
+    Satisfies both `Source` and `Control`. A journal that starts anew makes the sequence numbers start over; events
+    that the agent no longer holds appear as one `Gap`, numbered like the first event it stands for.
+    """
+
+    def __init__(self, title: str, dial: Dial, *, read_only: bool = False) -> None:
+        self.title = title
+        self.read_only = read_only
+        self.hello: Hello | None = None
+        """The greeting of the last connection."""
+        self._dial = dial
+        self._link = Link("connecting", since=time.time())
+        self._client: AgentClient | None = None
+        self._epoch: str | None = None
+        self._last = 0
+        self._retry = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._lost_at: float | None = None
+        self._closed = False
+
+    @property
+    def link(self) -> Link:
+        """How the connection stands now."""
+        return self._link
+
+    def redial(self) -> None:
+        """Try to connect at once instead of waiting for the next attempt."""
+        self._retry.set()
+
+    async def start(self) -> None:
+        """Make the first connection.
+
+        Raises:
+            KimiError: it failed; a later loss never raises, it is shown by `link`.
+        """
+        self._client = await self._connect()
+
+    async def batches(self) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, in order, in batches as they come; ends after `close` only."""
+        failures = 0
+        while not self._closed:
+            try:
+                async with aclosing(self._one_connection()) as batches:
+                    async for batch in batches:
+                        failures = 0
+                        yield batch
+                detail = "the connection ended"
+            except KimiError as error:
+                detail = str(error)
+            if not self._closed:
+                failures += 1
+                await self._wait_to_dial(detail, failures)
+
+    async def request(self, method: str, **params: Any) -> Any:
+        """Call a method of the agent; over a broken link it is sent again, and done once, within a minute.
+
+        Raises:
+            KimiError: the agent refused, or there is no link.
+        """
+        if method not in READ_ONLY:
+            params.setdefault("command", uuid4().hex)
+        if not self._connected.is_set():
+            raise UnavailableError(f"no link to {self.title} now ({self._link.detail or self._link.state})")
+        try:
+            async with asyncio.timeout(None) as patience:
+                while True:
+                    client = await self._live_client()
+                    patience.reschedule(None)
+                    try:
+                        return await client.request(method, **params)
+                    except LinkLost:
+                        patience.reschedule(asyncio.get_running_loop().time() + RESEND_WITHIN)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the link to {self.title} broke during {method}; whether it was done is not known",
+                "Look at the state once the link is back.",
+            ) from error
+
+    async def close(self) -> None:
+        """Let go of the agent; it and the server stay as they are."""
+        self._closed = True
+        self._retry.set()
+        if self._client is not None:
+            await self._client.close()
+        self._set_link("ended")
+
+    async def _connect(self) -> AgentClient:
+        client = await AgentClient.greet(await self._dial())
+        client.on_end = self._connected.clear
+        self.hello = client.hello
+        return client
+
+    async def _one_connection(self) -> AsyncGenerator[Sequence[Event], None]:
+        """The batches of one connection, from dialling to its end.
+
+        Raises:
+            KimiError: it could not be made, or broke.
+        """
+        self._set_link("connecting", self._link.detail)
+        client = self._client = self._client or await self._connect()
+        if client.hello.epoch != self._epoch:
+            self._epoch, self._last = client.hello.epoch, 0
+        subscribing = asyncio.create_task(self._subscribe(client))
+        pinging = asyncio.create_task(_keep_alive(client))
+        try:
+            async with aclosing(client.batches()) as batches:
+                async for batch in batches:
+                    if fresh := self._in_order(batch):
+                        yield fresh
+            raise LinkLost(await _reason(client, subscribing, pinging))
+        finally:
+            self._client = None
+            await client.close()
+            await _end(subscribing)
+            await _end(pinging)
+
+    async def _subscribe(self, client: AgentClient) -> None:
+        try:
+            await client.subscribe(self._epoch, self._last)
+        except KimiError:
+            await client.close()
+            raise
+        self._connected.set()
+        self._lost_at = None
+        self._set_link("live")
+
+    def _in_order(self, batch: Sequence[Event]) -> list[Event]:
+        """The batch without what was seen before, and with a `Gap` for what is missing."""
+        fresh: list[Event] = []
+        for event in batch:
+            if event.seq <= self._last:
+                continue
+            if isinstance(event.body, Gap):
+                fresh.append(Event(self._last + 1, event.time, Gap(self._last + 1, event.seq, event.body.reason)))
+                self._last = event.seq
+                continue
+            if event.seq > self._last + 1:
+                gap = Gap(self._last + 1, event.seq - 1, "the agent no longer holds them")
+                fresh.append(Event(gap.first, event.time, gap))
+            fresh.append(event)
+            self._last = event.seq
+        return fresh
+
+    async def _live_client(self) -> AgentClient:
+        while self._client is None or not self._connected.is_set():
+            await self._connected.wait()
+        return self._client
+
+    async def _wait_to_dial(self, detail: str, failures: int) -> None:
+        delay = min(LAST_DELAY, FIRST_DELAY * 2 ** min(failures - 1, 10)) * random.uniform(0.75, 1.25)  # noqa: S311
+        self._lost_at = self._lost_at or time.time()
+        self._set_link("lost", f"{detail.rstrip('.')}; next attempt in {delay:.0f} s")
+        self._retry.clear()
+        try:
+            async with asyncio.timeout(delay):
+                await self._retry.wait()
+        except TimeoutError:
+            return
+
+    def _set_link(self, state: str, detail: str = "") -> None:
+        self._link = Link(state, detail, self._lost_at or time.time())
+
+
+async def _keep_alive(client: AgentClient) -> None:
+    """Ping, and drop the connection when nothing at all came back for too long."""
+    pending: set[asyncio.Task[None]] = set()
+    while True:
+        await asyncio.sleep(PING_INTERVAL)
+        if client.silent_for > PING_INTERVAL * MISSED_PINGS:
+            await client.close()
+            return
+        if not pending:
+            task = asyncio.create_task(_ping(client))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+
+
+async def _ping(client: AgentClient) -> None:
+    try:
+        await client.request("ping")
+    except KimiError:
+        return
+
+
+async def _reason(client: AgentClient, subscribing: asyncio.Task[None], pinging: asyncio.Task[None]) -> str:
+    """Why the connection ended, in words."""
+    if subscribing.done() and (error := subscribing.exception()) is not None:
+        return str(error)
+    if pinging.done():
+        return f"no sign of life for {PING_INTERVAL * MISSED_PINGS:.0f} s"
+    return await client.last_words() or "the connection ended"
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and let it finish; its own failure was reported where it mattered."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()

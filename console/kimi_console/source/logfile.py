@@ -1,0 +1,121 @@
+"""A plain SGLang log as events: what the agent would have journaled, had it watched."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from kimi_agent.engine.loglines import parse, split_lines
+from kimi_agent.engine.phases import Change, Entered, PhaseTracker
+from kimi_agent.model.events import Body, Event, LogLines, PhaseEntered, PhaseProgress, RunStarted, StatusChanged
+from kimi_agent.text import clean
+
+RUN = "log"
+"""The run id that a log's events carry."""
+CHUNK = 1 << 20
+_ARGUMENTS = {
+    "model": re.compile(r"\bmodel_path(?:': |=)'([^']*)'"),
+    "host": re.compile(r"\bhost(?:': |=)'([^']*)'"),
+    "port": re.compile(r"\bport(?:': |=)(\d{1,5})\b"),
+}
+"""How `server_args=` spells them, as a dictionary or as a call."""
+MAX_LINES = 500
+"""Lines in one event."""
+
+
+class LogEvents:
+    """Turns one log into numbered events, line by line; log times drive the clock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tracker = PhaseTracker()
+        self._seq = 0
+        self._time = 0.0
+        self._lines: list[str] = []
+        self._first = 0
+        self._status = "STARTING"
+
+    def events(self, chunks: Iterator[bytes]) -> Iterator[Event]:
+        """The events of the log's bytes; its ranks and arguments are looked for in the first chunk."""
+        carry = b""
+        for number, chunk in enumerate(chunks):
+            lines, carry = split_lines(chunk, carry)
+            if number == 0:
+                yield self._run(lines)
+            for line in lines:
+                yield from self._line(line)
+        if carry:
+            for line in split_lines(b"\n", carry)[0]:
+                yield from self._line(line)
+        yield from self._flush()
+
+    def _run(self, lines: list[str]) -> Event:
+        """The run's first event, from the lines of the first chunk."""
+        scout = PhaseTracker()
+        arguments = ""
+        for line in map(parse, lines):
+            scout.feed(line)
+            if not arguments and line.message.startswith("server_args="):
+                arguments = line.message
+        ranks = scout.ranks or ("TP0",)
+        self._tracker = PhaseTracker(ranks)
+        self._time = scout.first_time or 0.0
+        found = {name: match[1] for name, pattern in _ARGUMENTS.items() if (match := pattern.search(arguments))}
+        model = found.get("model", "")
+        started = RunStarted(
+            run=RUN,
+            name=Path(model).name or self._path.name,
+            model=model,
+            argv=(),
+            pid=0,
+            tp=len(ranks),
+            ranks=ranks,
+            host=found.get("host", ""),
+            port=int(found.get("port", 0)),
+            log=str(self._path),
+            python="",
+            sglang=None,
+            capture=False,
+        )
+        return self._event(started)
+
+    def _line(self, text: str) -> Iterator[Event]:
+        line = parse(text)
+        changes = self._tracker.feed(line)
+        now = self._tracker.last_time or self._time
+        if now > self._time or len(self._lines) >= MAX_LINES:
+            yield from self._flush()
+            self._time = now
+        self._lines.append(text)
+        status, reason = self._status_now()
+        if changes or status != self._status:
+            yield from self._flush()
+            yield from map(self._event, map(_body, changes))
+        if status != self._status:
+            self._status = status
+            yield self._event(StatusChanged(RUN, status, reason))
+
+    def _flush(self) -> Iterator[Event]:
+        if self._lines:
+            lines, self._lines = tuple(self._lines), []
+            yield self._event(LogLines(RUN, self._first, lines))
+            self._first += len(lines)
+
+    def _status_now(self) -> tuple[str, str]:
+        raised = self._tracker.first_exception
+        if raised is not None:
+            return "FAILED", clean(str(raised))
+        if self._tracker.stopping:
+            return "STOPPING", "the log says so"
+        if self._tracker.ready:
+            return "READY", "the log says so"
+        return "STARTING", ""
+
+    def _event(self, body: Body) -> Event:
+        self._seq += 1
+        return Event(self._seq, self._time, body)
+
+
+def _body(change: Change) -> Body:
+    if isinstance(change, Entered):
+        return PhaseEntered(RUN, change.rank, change.phase)
+    return PhaseProgress(RUN, change.rank, change.phase, change.done, change.total, change.what)
