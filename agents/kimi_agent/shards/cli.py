@@ -1,0 +1,128 @@
+"""`kimi-agent shards ls|show|verify|stats DIR`: dumps on this host from a terminal or a script."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+
+from kimi_agent.errors import Exit, KimiError, UsageError
+from kimi_agent.shards import tables
+from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
+from kimi_agent.shards.show import SAMPLES, list_dumps, list_shards, show_shard
+from kimi_agent.shards.stats import dump_statistics
+from kimi_agent.shards.verify import Progress, verify
+from kimi_agent.text import clean
+
+
+def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `shards` and its commands to the agent's command line."""
+    shards = subparsers.add_parser("shards", help="list, show and verify captured shards")
+    commands = shards.add_subparsers(dest="shards_command", required=True, metavar="COMMAND")
+    listed = _command(commands, "ls", "list the dumps below a directory, or the shards of one dump")
+    listed.add_argument("directory", type=Path, metavar="DIR")
+    shown = _command(commands, "show", "show a shard's tensors, statistics, samples and tokens")
+    shown.add_argument("directory", type=Path, metavar="DIR|SHARD", help="a dump, or a shard's file")
+    shown.add_argument("shard", nargs="?", help="name of the shard; the dump's first when left out")
+    shown.add_argument("--sample", type=int, default=0, metavar="N", help="first sample shown (0)")
+    shown.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"most samples shown ({SAMPLES})")
+    shown.add_argument("--token", type=int, default=0, metavar="N", help="first token shown of each sample (0)")
+    shown.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens shown, in all (200)")
+    verified = _command(commands, "verify", "check every committed shard; exit 5 when anything is wrong")
+    verified.add_argument("directory", type=Path, metavar="DIR")
+    counted = _command(commands, "stats", "statistics of each dump, from the shards' metadata")
+    counted.add_argument("directory", type=Path, metavar="DIR")
+
+
+def run_shards(args: argparse.Namespace) -> int:
+    """Run one `shards` command; returns the exit code: 0 all is well, 2 a wrong path, 5 something is wrong."""
+    commands = {"ls": _ls, "show": _show, "verify": _verify, "stats": _stats}
+    try:
+        return commands[args.shards_command](args)
+    except KimiError as error:
+        print(f"kimi-agent: {error}", file=sys.stderr)
+        return int(error.exit)
+    except BrokenPipeError:  # the reader, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(Exit.OK)
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, about: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=about)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser
+
+
+def _print(args: argparse.Namespace, value: dict[str, Any], lines: Sequence[str]) -> None:
+    if args.json:
+        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _ls(args: argparse.Namespace) -> int:
+    if is_dump(args.directory):
+        listing = list_shards(args.directory)
+        _print(args, listing, tables.shard_table(listing))
+        return int(Exit.FAILED if listing["problems"] else Exit.OK)
+    dumps = list_dumps(args.directory)
+    _print(args, {"root": str(args.directory), "dumps": dumps}, tables.dump_table(args.directory, dumps))
+    return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
+
+
+def _show(args: argparse.Namespace) -> int:
+    directory, name = args.directory, args.shard
+    if directory.is_file():
+        directory, name = directory.parent, directory.name
+    if name is None:
+        commits = open_dump(directory).commits
+        if not commits:
+            raise UsageError(f"{directory} has no committed shard", "Nothing was captured into it yet")
+        name = commits[0].shard
+    shown = show_shard(
+        directory, name, sample=args.sample, samples=args.samples, token=args.token, tokens=args.tokens
+    )  # fmt: skip
+    _print(args, shown, tables.shard_lines(shown))
+    return int(Exit.OK)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    dumps = _dumps(args.directory)
+    results = [verify(dump, _progress(sys.stderr)) for dump in dumps]
+    ok = all(result.ok for result in results)
+    verified = [result.as_json() for result in results]
+    lines = [line for dump in verified for line in tables.verify_lines(dump)]
+    _print(args, {"ok": ok, "dumps": verified}, lines)
+    return int(Exit.OK if ok else Exit.FAILED)
+
+
+def _stats(args: argparse.Namespace) -> int:
+    dumps = [dump_statistics(directory) for directory in _dumps(args.directory)]
+    _print(args, {"dumps": dumps}, [line for dump in dumps for line in tables.statistics_lines(dump)])
+    return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
+
+
+def _dumps(directory: Path) -> list[Path]:
+    found = [dump.directory for dump in find_dumps(directory)]
+    if not found:
+        raise UsageError(f"there is no dump in {directory}", "Give a dump's directory, or the one that dumps are in")
+    return found
+
+
+def _progress(stream: TextIO) -> Progress | None:
+    """A line on a terminal that is written over; nothing when stderr is not one."""
+    if not stream.isatty():
+        return None
+
+    def show(done: int, total: int, shard: str) -> None:
+        line = f"{tables.size(done)} of {tables.size(total)}  {clean(shard, 40)}" if shard else ""
+        stream.write(f"\r\x1b[K{line}")
+        stream.flush()
+
+    return show

@@ -1,0 +1,118 @@
+"""What a shard's rows hold: accounts, positions, non-finite values, zero rows, statistics."""
+
+from collections.abc import Iterator
+from math import isclose
+
+import numpy as np
+
+from kimi_capture.format import Array, Sample, Shard, to_float32
+from kimi_capture.statistics import Statistics, statistics
+
+BLOCK_BYTES = 8 << 20
+"""Size of the float32 blocks in which rows are looked through."""
+NAMED = 3
+"""So many samples of one kind are named; the rest are counted."""
+
+
+def columns(shard: Shard) -> dict[str, Array]:
+    """Each boundary's states and the last's, [N, H], by name."""
+    aux = shard.aux_hidden_states
+    named = {str(boundary): aux[:, column] for column, boundary in enumerate(shard.meta.boundaries)}
+    return {**named, "last": shard.last_hidden_state}
+
+
+def check_content(shard: Shard) -> Iterator[tuple[str, str]]:
+    """(kind, text) of everything that is wrong with the rows of an opened shard."""
+    yield from _summed("rows", _check_rows(shard))
+    yield from _summed("positions", _check_positions(shard))
+    yield from _summed("duplicate request", _check_requests(shard))
+    for name, states in columns(shard).items():
+        found = statistics(states)
+        if found.non_finite or found.zero_rows:
+            yield from _bad_rows(shard, name, states, found)
+        stored = shard.meta.statistics.get(name)
+        if stored is None or not _same(found, stored):
+            says = "says nothing of them" if stored is None else f"says {_spelled(stored)}"
+            yield "statistics", f"statistics of {_where(name)} are {_spelled(found)}, the shard {says}"
+
+
+def row_faults(states: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of [N, H] states hold a non-finite value, and which are zero throughout: two [N] bool arrays."""
+    rows, width = states.shape
+    step = max(1, BLOCK_BYTES // max(4 * width, 1))
+    broken, zero = np.zeros(rows, bool), np.zeros(rows, bool)
+    for first in range(0, rows, step):
+        block = to_float32(states[first : first + step])
+        broken[first : first + step] = ~np.isfinite(block).all(axis=1)
+        zero[first : first + step] = ~block.any(axis=1)
+    return broken, zero
+
+
+def _summed(kind: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    found = list(texts)
+    for text in found[:NAMED]:
+        yield kind, text
+    if len(found) > NAMED:
+        yield kind, f"{len(found) - NAMED} more samples have the same fault"
+
+
+def _check_rows(shard: Shard) -> Iterator[str]:
+    for sample in shard.meta.samples:
+        expected = sample.prompt_tokens + sample.output_tokens - 1 - sum(sample.missing.values())
+        if sample.rows != expected:
+            counts = f"{sample.prompt_tokens} prompt + {sample.output_tokens} output tokens − 1"
+            yield f"request {sample.rid} has {sample.rows} rows, expected {expected} ({counts} − missing)"
+
+
+def _check_positions(shard: Shard) -> Iterator[str]:
+    for sample, first in zip(shard.meta.samples, shard.sample_offsets.tolist(), strict=False):
+        positions = shard.positions[first : first + sample.rows]
+        bad = _first_wrong_position(positions, sample)
+        if bad is not None:
+            yield f"request {sample.rid} has position {positions[bad]} at its row {bad}"
+
+
+def _first_wrong_position(positions: Array, sample: Sample) -> int | None:
+    """Row of the first position out of place: 0..n−1, or, with rows missing, rising from 0 or later."""
+    wrong = np.diff(positions, prepend=-1) <= 0 if sample.missing else positions != np.arange(len(positions))
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _check_requests(shard: Shard) -> Iterator[str]:
+    seen: set[str] = set()
+    for sample in shard.meta.samples:
+        if sample.rid in seen:
+            yield f"request {sample.rid} is in it twice"
+        seen.add(sample.rid)
+
+
+def _bad_rows(shard: Shard, name: str, states: Array, found: Statistics) -> Iterator[tuple[str, str]]:
+    broken, zero = row_faults(states)
+    if found.non_finite:
+        text = f"{found.non_finite} values of {_where(name)} are not finite, in {int(broken.sum())} rows"
+        yield "non-finite", f"{text}, first {_place(shard, broken)}"
+    if found.zero_rows:
+        text = f"{found.zero_rows} rows of {_where(name)} are all zero"
+        yield "zero rows", f"{text}, first {_place(shard, zero)}"
+
+
+def _place(shard: Shard, bad: np.ndarray) -> str:
+    row = int(bad.argmax())
+    sample = int(np.searchsorted(shard.sample_offsets, row, side="right")) - 1
+    return f"row {row - int(shard.sample_offsets[sample])} of request {shard.meta.samples[sample].rid}"
+
+
+def _where(name: str) -> str:
+    return "the last state" if name == "last" else f"boundary {name}"
+
+
+def _same(found: Statistics, stored: Statistics) -> bool:
+    exact = (found.max_abs, found.non_finite, found.zero_rows) == (stored.max_abs, stored.non_finite, stored.zero_rows)
+    return exact and isclose(found.rms, stored.rms, rel_tol=1e-4)  # another CPU sums in another order
+
+
+def _spelled(numbers: Statistics) -> str:
+    return (
+        f"rms {numbers.rms:.5g}, max {numbers.max_abs:.5g}, "
+        f"{numbers.non_finite} non-finite, {numbers.zero_rows} zero rows"
+    )

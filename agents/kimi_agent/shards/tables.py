@@ -1,0 +1,160 @@
+"""The shards commands' answers as lines for a terminal."""
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kimi_agent.text import clean
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that leaves at most four digits: `1.21 GiB`."""
+    place = 0
+    while count >= 1024 and place < len(UNITS) - 1:
+        count, place = count / 1024, place + 1
+    return f"{count:.0f} {UNITS[place]}" if place == 0 or count >= 100 else f"{count:.3g} {UNITS[place]}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Aligned columns under their heads; the first `left` columns to the left, the rest to the right."""
+    lines = [head, *rows]
+    widths = [max(_width(line[column]) for line in lines) for column in range(len(head))]
+    return [
+        "  ".join(_pad(cell, widths[column], right=column >= left) for column, cell in enumerate(line)).rstrip()
+        for line in lines
+    ]
+
+
+def dump_table(root: Path, dumps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dumps below a directory."""
+    if not dumps:
+        return [f"no dumps in {clean(str(root))}"]
+    rows = [
+        (dump["dump"], _count(dump["samples"]), _count(dump["rows"]), _count(dump["shards"]), size(dump["bytes"]),
+         _time(dump["time"]), clean(dump["directory"]))
+        for dump in dumps
+    ]  # fmt: skip
+    head = ("dump", "samples", "rows", "shards", "size", "last commit", "directory")
+    problems = [f"! {dump['dump']}: {problem}" for dump in dumps for problem in dump["problems"]]
+    return [*table(head, rows), *problems]
+
+
+def shard_table(listing: Mapping[str, Any]) -> list[str]:
+    """The shards of one dump under its layers in every convention."""
+    rows = [
+        (shard["shard"], _count(shard["rows"]), _count(shard["samples"]), size(shard["bytes"]), _time(shard["time"]))
+        for shard in listing["shards"]
+    ]
+    total = f"{len(rows)} shards, {_count(sum(shard['rows'] for shard in listing['shards']))} rows"
+    lines = table(("shard", "rows", "samples", "size", "committed"), rows)
+    return [*_layers(listing), *lines, total, *(f"! {problem}" for problem in listing["problems"])]
+
+
+def shard_lines(shown: Mapping[str, Any]) -> list[str]:
+    """One shard's contents."""
+    tensors = [
+        (name, tensor["dtype"], " × ".join(map(str, tensor["shape"]))) for name, tensor in shown["tensors"].items()
+    ]
+    lines = [
+        f"{shown['shard']}{'' if shown['committed'] else '  NOT COMMITTED'}",
+        *table(("tensor", "dtype", "shape"), tensors, left=3),
+        "",
+        *_statistics(shown["statistics"]),
+        "",
+        f"text: {shown['text_source']}",
+    ]
+    for sample in shown["samples"]:
+        lines += _sample(sample)
+    return [*lines, f"{shown['more']} more samples, shown by --sample"] if shown["more"] else lines
+
+
+def verify_lines(dump: Mapping[str, Any]) -> list[str]:
+    """One verified dump: what is wrong, what is not committed, the counts."""
+    lines = [f"{dump['dump']}  {clean(dump['directory'])}"]
+    found = [*dump["problems"], *(problem for shard in dump["shards"] for problem in shard["problems"])]
+    lines += [f"  BAD  {problem['file']}: {problem['text']}. {problem['advice']}" for problem in found]
+    lines += [
+        f"  –    {entry['file']}: {entry['kind']}, {size(entry['bytes'])}, not counted" for entry in dump["uncommitted"]
+    ]
+    if dump["torn_commit"]:
+        lines.append("  –    commits.jsonl: its last line was cut by a crash; what it named was never committed")
+    rate = f" in {dump['seconds']:.1f} s" if dump["seconds"] else ""
+    good = dump["checked"] - dump["bad"]
+    counts = f"{good} of {dump['checked']} shards good: {_count(dump['rows'])} rows, {_count(dump['samples'])} samples"
+    verdict = "ok" if dump["ok"] else "NOT OK"
+    return [*lines, f"  {verdict}: {counts}, {size(dump['bytes'])} checked{rate}"]
+
+
+def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
+    """One dump's statistics."""
+    tokens = f"{_count(dump['prompt_tokens'])} prompt + {_count(dump['output_tokens'])} output tokens"
+    reasons = ", ".join(f"{reason} {_count(count)}" for reason, count in dump["finish_reasons"].items())
+    missing = ", ".join(f"{reason} {_count(rows)}" for reason, rows in dump["missing"].items())
+    return [
+        f"{dump['dump']}  {clean(dump['directory'])}",
+        f"{_count(dump['rows'])} rows of {_count(dump['samples'])} samples in {dump['shards']} shards, {tokens}",
+        f"finished: {reasons or '–'}   missing rows: {missing or 'none'}",
+        *_statistics(dump["statistics"]),
+        *(f"! {problem}" for problem in dump["problems"]),
+    ]
+
+
+def _statistics(statistics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    rows = [
+        (name, f"{entry['rms']:.4g}", *([f"{entry['rms_spread']:.2g}"] if "rms_spread" in entry else []),
+         f"{entry['max_abs']:.4g}", _count(entry["non_finite"]), _count(entry["zero_rows"]))
+        for name, entry in statistics.items()
+    ]  # fmt: skip
+    spread = ["±"] if rows and len(rows[0]) == 6 else []
+    return table(("boundary", "rms", *spread, "max", "non-finite", "zero rows"), rows)
+
+
+def _layers(listing: Mapping[str, Any]) -> Iterator[str]:
+    for boundary in listing["boundaries"]:
+        spellings = listing["conventions"].get(str(boundary), {})
+        named = " · ".join(f"{clean(name)} {number}" for name, number in spellings.items())
+        output = f"output of block {boundary - 1}" if boundary else "the embedding"
+        yield f"boundary {boundary} = input of block {boundary} = {output} · {named}"
+
+
+def _sample(sample: Mapping[str, Any]) -> Iterator[str]:
+    tokens = f"{sample['prompt_tokens']} prompt + {sample['output_tokens']} output tokens"
+    yield ""
+    yield f"{sample['rid']}  {tokens}, {sample['rows']} rows, finished: {sample['finish_reason']}"
+    if sample["text"]:
+        yield f"  {sample['text']}"
+    rows = [
+        (str(token["position"]), str(token["id"]), repr(token["text"]) if token["text"] else "",
+         *("–" if value is None else f"{value:.4g}" for value in token["norm"].values()),
+         f"! {token['bad']}" if token["bad"] else "")
+        for token in sample["tokens"]
+    ]  # fmt: skip
+    if rows:
+        norms = [f"norm {name}" for name in sample["tokens"][0]["norm"]]
+        yield from (f"  {line}" for line in table(("position", "id", "text", *norms, ""), rows, left=0))
+    left = sample["rows"] - sample["first_token"] - len(rows)
+    if left > 0:
+        yield f"  {left} more tokens, shown by --tokens or --token"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _time(time: float | None) -> str:
+    if time is None or not 0 <= time < 1e11:
+        return "–"
+    return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space
