@@ -216,7 +216,7 @@ def encode_shard(
         columns | {"last": statistics(arrays["last_hidden_state"])},
     )  # fmt: skip
     header = _encode_header(arrays, meta, dtype)
-    buffers = [memoryview(header), *(memoryview(array.reshape(-1).view(np.uint8)) for array in arrays.values())]
+    buffers = [memoryview(header), *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
     digest = xxhash.xxh3_64()
     for buffer in buffers:
         digest.update(buffer)
@@ -296,7 +296,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def _hash(array: Array) -> str:
-    return str(xxhash.xxh3_64_hexdigest(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))))
+    return str(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
 
 
 def _encode_header(arrays: Mapping[str, Array], meta: ShardMeta, dtype: str) -> bytes:
@@ -351,7 +351,7 @@ def _map_tensors(path: Path, header: dict[str, Any], data: memoryview) -> dict[s
             dtype = DTYPES[header[name]["dtype"]]
             shape = tuple(int(extent) for extent in header[name]["shape"])
             first, last = (int(offset) for offset in header[name]["data_offsets"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(path, f"the header's entry of {name} is damaged") from error
         count = int(np.prod(shape, dtype=np.float64)) if min(shape, default=0) >= 0 else -1
         if first != end or last - first != count * dtype.itemsize:
@@ -384,7 +384,7 @@ def _parse_commit(line: bytes) -> Commit | None:
     try:
         value = json.loads(line)
         commit = Commit(**value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     plain = isinstance(commit.shard, str) and Path(commit.shard).name == commit.shard
     return commit if plain and isinstance(commit.rows, int) and isinstance(commit.bytes, int) else None

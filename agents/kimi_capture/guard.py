@@ -20,7 +20,13 @@ class Guard:
         self.last_error: str | None = None
         self.on_limit: Callable[[str], None] = lambda reason: None
         """Called with the reason at every failure from the LIMIT-th on."""
+        self._failures = 0
         self._lock = threading.Lock()
+
+    def reset(self) -> None:
+        """A new dump starts with the full number of failures ahead of it; the counts stay."""
+        with self._lock:
+            self._failures = 0
 
     def __call__(self, function: Callable[P, None]) -> Callable[P, None]:
         """`function`, which can no longer raise."""
@@ -34,12 +40,18 @@ class Guard:
 
         return guarded
 
-    def report(self, problem: str) -> None:
-        """Count a failure that was met outside of a wrapped call."""
+    def note(self, problem: str) -> None:
+        """Count and show a failure that capture can live with."""
         with self._lock:
             self.errors += 1
             self.last_error = problem[:500]
-            errors = self.errors
-        _log.warning("capture failed (%d): %s", errors, self.last_error)
-        if errors >= LIMIT:
-            self.on_limit(f"{errors} failures, last {self.last_error}")
+        _log.warning("capture: %s", problem)
+
+    def report(self, problem: str) -> None:
+        """Count and show a failure; too many of them end capture."""
+        self.note(problem)
+        with self._lock:
+            self._failures += 1
+            failures = self._failures
+        if failures >= LIMIT:
+            self.on_limit(f"{failures} failures, last: {problem[:500]}")

@@ -1,0 +1,227 @@
+"""The plugin's one object: what a rank knows, and what it does at each hook and at each request of an operator."""
+
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from kimi_capture import __version__
+from kimi_capture.control import Control, Refused, stacks, write_atomically
+from kimi_capture.dump import Dump, Limits, inside, tokens_of
+from kimi_capture.facts import Facts, read_facts
+from kimi_capture.guard import Guard
+from kimi_capture.rows import MULTIMODAL, Ledger
+from kimi_capture.staging import Stager
+from kimi_capture.store import Store, StoreError
+from kimi_capture.writer import Finished
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_DRAIN: Final = 86_400.0
+
+
+class Capture:
+    """State of one scheduler rank. Hooks run on the scheduler's thread, operations on the control threads."""
+
+    def __init__(self, sockets: Path, run: str, root: Path) -> None:
+        """Open the control socket in `sockets` and write the first heartbeat. Dumps must lie under `root`."""
+        self.guard = Guard()
+        self._root = root
+        self._run = run
+        self._heartbeat = sockets / f"cap-{os.getpid()}.json"
+        self._facts: Facts | None = None
+        self._lock = threading.Condition()
+        self._starting = threading.Lock()
+        self._ledger = Ledger()
+        self._stager = Stager()
+        self._dump: Dump | None = None
+        self._steps = 0
+        self._last_forward: float | None = None
+        self._cost = 0.0
+        self._cost_steps = 0
+        self.guard.on_limit = self._give_up
+        operations = {"status": self.status, "start": self.start, "stop": self.stop, "stacks": self.stacks}
+        self._control = Control(sockets / f"cap-{os.getpid()}.sock", operations)
+        self._beat()
+
+    # Hooks
+
+    def on_configured(self, model: Any) -> None:
+        """SGLang told the model which layers to capture."""
+        self._facts = read_facts(model)
+        self._beat()
+
+    def on_forward(self, output: Any, runner: Any, batch: Any) -> None:
+        """A forward step was launched; its outputs are valid on the current stream until the next one."""
+        if runner.is_draft_worker:
+            return
+        began = time.perf_counter()
+        self._steps += 1
+        self._last_forward = time.time()
+        facts = self._facts
+        if facts is None or not facts.writer or not batch.rids:
+            return
+        with self._lock:
+            dump = self._dump
+            active = dump is not None and dump.active
+            pieces = self._ledger.step(entries(batch), dump.refusal() if dump and active else None)
+        if dump is not None and active and pieces:
+            dump.put(self._stager.stage(sources(output.logits_output, batch, len(facts.boundaries)), pieces))
+            self._cost += time.perf_counter() - began
+            dump.writer.hold_back()
+        else:
+            self._cost += time.perf_counter() - began
+        self._cost_steps += 1
+
+    def on_result(self, batch: Any) -> None:
+        """The scheduler took a step's results; some requests may have ended."""
+        facts = self._facts
+        if facts is None or not facts.writer:
+            return
+        began = time.perf_counter()
+        for request in batch.reqs:
+            if request.finished():
+                self._end(request)
+        self._cost += time.perf_counter() - began
+
+    def on_abort(self, request: Any) -> None:
+        """The scheduler dropped a request outside of a batch."""
+        with self._lock:
+            self._ledger.abort(request.rid)
+            self._lock.notify_all()
+
+    # Operations
+
+    def status(self, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What this rank captures and how far it is."""
+        return {"status": self._describe() | {"dump": self._dump.status() if self._dump else None}}
+
+    def start(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Start a dump: {"dump": name, "directory": absolute path of the dump's own directory}."""
+        facts = self._facts
+        if facts is None:
+            raise Refused(
+                "not-configured", "this rank captures no layers", "set the aux hidden state flags; see last_error"
+            )
+        if not facts.writer:
+            raise Refused("not-writer", f"{facts.rank} writes no dump", "start the dump on the writer ranks")
+        name, directory = request.get("dump"), request.get("directory")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise Refused("bad-name", f"{name!r} cannot name a dump", "letters, digits, dot, dash and underscore")
+        if not isinstance(directory, str) or not Path(directory).is_absolute():
+            raise Refused("bad-directory", f"{directory!r} is not an absolute path")
+        if not inside(self._root, Path(directory)):
+            raise Refused("outside-root", f"{directory} is not under {self._root}", "choose a directory under it")
+        with self._starting:
+            self._open(facts, name, Path(directory).resolve())
+        return {"boundaries": list(facts.boundaries)}
+
+    def stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Stop the dump: {"drain": seconds that requests in flight get to end}."""
+        drain = request.get("drain", 0)
+        if isinstance(drain, bool) or not isinstance(drain, int | float) or not 0 <= drain <= MAX_DRAIN:
+            raise Refused("bad-request", "drain is a number of seconds from 0")
+        if self._dump is None:
+            raise Refused("no-dump", "no dump was started")
+        with self._starting:
+            if self._dump.state != "stopped":
+                self._dump.stop(drain)
+        return self.status()
+
+    def stacks(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The Python stacks of this process."""
+        return {"stacks": stacks()}
+
+    def _open(self, facts: Facts, name: str, directory: Path) -> None:
+        if self._dump is not None and self._dump.state != "stopped":
+            if self._dump.active:
+                running = f"dump {self._dump.manifest.dump} is {self._dump.state}"
+                raise Refused("already-dumping", running, "stop it first")
+            self._dump.stop(0)
+        try:
+            store = Store(directory, facts.rank, facts.manifest(name, self._run, time.time()))
+        except StoreError as error:
+            raise Refused("directory-taken", error.message, error.hint) from error
+        except OSError as error:
+            raise Refused("cannot-write", f"{directory} cannot be written: {error.strerror}") from error
+        self.guard.reset()
+        limits = Limits.from_environment()
+        with self._lock:
+            self._cost, self._cost_steps = 0.0, 0
+            self._dump = Dump(
+                self._ledger, self._lock, store, row_bytes=facts.row_bytes(), limits=limits, guard=self.guard
+            )
+
+    def _end(self, request: Any) -> None:
+        reason = request.finished_reason.to_json()["type"]
+        prompt, output = len(request.origin_input_ids), len(request.output_ids)
+        with self._lock:
+            if reason == "abort":
+                self._ledger.abort(request.rid)
+            elif request.multimodal_inputs is not None:
+                self._ledger.abort(request.rid, MULTIMODAL)
+            else:
+                pieces = self._ledger.finish(request.rid, prompt, output)
+                if pieces and self._dump is not None:
+                    rows = prompt + max(output, 1) - 1
+                    tokens = tokens_of(request.origin_input_ids, request.output_ids, rows)
+                    self._dump.put(Finished(request.rid, prompt, output, reason, tokens, pieces))
+            self._lock.notify_all()
+
+    def _give_up(self, reason: str) -> None:
+        if self._dump is not None and self._dump.active:
+            self._dump.fail(reason)
+
+    def _describe(self) -> dict[str, Any]:
+        facts = self._facts
+        stage = "registered" if facts is None else "forward" if self._last_forward else "configured"
+        return {
+            "rank": facts and facts.rank,
+            "pid": os.getpid(),
+            "writer": bool(facts and facts.writer),
+            "stage": stage,
+            "model_class": facts and facts.model_class,
+            "boundaries": list(facts.boundaries) if facts else [],
+            "layers": list(facts.layers) if facts else [],
+            "num_layers": facts and facts.num_layers,
+            "hidden_size": facts and facts.hidden_size,
+            "dtype": facts and facts.dtype,
+            "plugin": __version__,
+            "sglang": facts and facts.sglang,
+            "warnings": list(facts.warnings) if facts else [],
+            "steps": self._steps,
+            "hook_us": round(self._cost / self._cost_steps * 1e6, 1) if self._cost_steps else None,
+            "last_forward": self._last_forward,
+            "errors": self.guard.errors,
+            "last_error": self.guard.last_error,
+        }
+
+    def _beat(self) -> None:
+        write_atomically(self._heartbeat, json.dumps(self._describe()))
+
+
+def entries(batch: Any) -> list[tuple[str, int, int]]:
+    """(request id, first position, rows) of a ForwardBatch's requests, in the order of its rows."""
+    mode = batch.forward_mode
+    if mode.is_decode():
+        return [(rid, length - 1, 1) for rid, length in zip(batch.rids, batch.seq_lens_cpu.tolist(), strict=False)]
+    if mode.is_target_verify() or not mode.is_extend():
+        raise ValueError(f"a step of mode {mode.name} cannot be captured")
+    return list(zip(batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=False))
+
+
+def sources(output: Any, batch: Any, boundaries: int) -> dict[str, Any]:
+    """The step's tensors by the shard's names; aux [T, K*H] becomes [T, K, H]."""
+    if output is None or output.hidden_states is None or output.last_hidden_states is None:
+        raise ValueError("the step returned no hidden states")
+    last = output.last_hidden_states
+    if output.hidden_states.shape[-1] != boundaries * last.shape[-1]:
+        raise ValueError(f"the step returned {output.hidden_states.shape[-1]} values a row for {boundaries} boundaries")
+    return {
+        "aux_hidden_states": output.hidden_states.unflatten(1, (boundaries, last.shape[-1])),
+        "last_hidden_state": last,
+        "token_ids": batch.input_ids,
+        "positions": batch.positions,
+    }

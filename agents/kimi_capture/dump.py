@@ -1,0 +1,161 @@
+"""One dump of one rank: the ledger's accounts joined with the writer's, and the state an operator reads."""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kimi_capture.format import Array, Manifest
+from kimi_capture.guard import Guard
+from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger
+from kimi_capture.staging import Chunk
+from kimi_capture.store import Store
+from kimi_capture.writer import Finished, Writer
+
+MIB: Final = 1 << 20
+MAX_ERRORS: Final = 20
+"""Problems that a status shows; the counts go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes."""
+
+    shard: int
+    waiting: int
+    """What may wait to be written before the engine is held back."""
+    memory: int
+    """Host memory for rows not yet committed; beyond it new requests are not kept."""
+
+    @classmethod
+    def from_environment(cls) -> "Limits":
+        """KIMI_CAPTURE_SHARD_MIB, KIMI_CAPTURE_WAITING_MIB, KIMI_CAPTURE_MEMORY_MIB (half of what is available)."""
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return cls(
+            int(os.environ.get("KIMI_CAPTURE_SHARD_MIB", "256")) * MIB,
+            int(os.environ.get("KIMI_CAPTURE_WAITING_MIB", "4096")) * MIB,
+            int(os.environ.get("KIMI_CAPTURE_MEMORY_MIB", str(pages // 2 // MIB))) * MIB,
+        )
+
+
+class Dump:
+    """A dump from `start` to `stopped`. Owns the ledger's accounts for that time; `lock` guards the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, lock: threading.Condition, store: Store, *, row_bytes: int, limits: Limits, guard: Guard
+    ) -> None:
+        self._ledger = ledger
+        self._lock = lock
+        self._row_bytes = row_bytes
+        self._limits = limits
+        self._state = "writing"
+        self._errors: list[str] = []
+        self.writer = Writer(
+            store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost
+        )
+        with lock:
+            ledger.open()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.writer.store.manifest
+
+    @property
+    def state(self) -> str:
+        """writing, draining, stopped, paused or failed."""
+        if self.writer.failed:
+            return "failed"
+        return "paused" if self.writer.paused and self._state != "stopped" else self._state
+
+    @property
+    def active(self) -> bool:
+        """Whether rows may still have to be kept."""
+        return self._state != "stopped" and not self.writer.failed
+
+    def refusal(self) -> str | None:
+        """Why a request that begins now cannot be kept; call with the lock held."""
+        if self.writer.failed:
+            return DUMP_FAILED
+        if self.writer.paused and self.writer.full:
+            return DISK_FULL
+        uncommitted = (self._ledger.captured - self.writer.committed) * self._row_bytes
+        return STAGING_FULL if uncommitted > self._limits.memory else None
+
+    def put(self, item: Chunk | Finished) -> None:
+        """Hand rows, or a request that ended, to the writer."""
+        self.writer.put(item)
+
+    def fail(self, reason: str) -> None:
+        """End the dump because capture cannot go on; serving does."""
+        self.writer.fail(reason)
+        with self._lock:
+            self._note(f"the dump ended: {reason}")
+            self._ledger.give_up(DUMP_FAILED)
+            self._lock.notify_all()
+
+    def stop(self, drain: float) -> None:
+        """Keep no new request, let those in flight end for `drain` seconds, commit everything. Blocks."""
+        deadline = time.monotonic() + drain
+        with self._lock:
+            self._state = "draining"
+            self._ledger.close()
+            self._lock.wait_for(lambda: self._ledger.in_flight == 0 or not self.active, drain)
+            self._ledger.give_up(DUMP_FAILED if self.writer.failed else DUMP_STOPPED)
+        self.writer.close(deadline)
+        self._state = "stopped"
+
+    def status(self) -> dict[str, Any]:
+        """The `dump` part of a status; never waits for the disk or the engine."""
+        writer = self.writer
+        with self._lock:
+            self._take_violations()
+            ledger = self._ledger
+            served, captured, missing = ledger.served, ledger.captured, dict(ledger.missing)
+            errors = list(self._errors)
+        reasons = [reason for reason in (writer.failed, writer.paused) if reason]
+        return {
+            "name": self.manifest.dump,
+            "state": self.state,
+            "reason": reasons[0] if reasons else None,
+            "directory": str(writer.store.directory),
+            "served": served,
+            "captured": captured,
+            "committed": writer.committed,
+            "missing": {reason: rows for reason, rows in missing.items() if rows},
+            "samples": writer.samples,
+            "shards": writer.shards,
+            "bytes": writer.bytes,
+            "bytes_per_token": self._row_bytes,
+            "held_back_s": round(writer.held_back, 3),
+            "errors": errors + [reason for reason in reasons if reason not in errors],
+        }
+
+    def _lost(self, rows: int, reason: str, problem: str | None) -> None:
+        with self._lock:
+            self._ledger.drop(rows, reason)
+            if problem is not None:
+                self._note(problem)
+
+    def _take_violations(self) -> None:
+        for violation in self._ledger.violations:
+            self._note(violation)
+        self._ledger.violations.clear()
+
+    def _note(self, problem: str) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            self._errors.append(problem)
+
+
+def tokens_of(origin: list[int], output: list[int], rows: int) -> Array:
+    """[rows] int64: the tokens that the rows of a request were computed from."""
+    return np.fromiter((*origin, *output), np.int64)[:rows]
+
+
+def inside(root: Path, directory: Path) -> bool:
+    """Whether a directory lies under `root`, symbolic links resolved."""
+    resolved = directory.resolve()
+    return resolved != root.resolve() and resolved.is_relative_to(root.resolve())

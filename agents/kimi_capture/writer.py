@@ -1,0 +1,251 @@
+"""The threads that turn staged rows into committed shards.
+
+One thread settles chunks and groups finished samples into shards, a few commit them. What waits is bounded by the
+caller through `hold_back`. A full disk pauses and is retried; any other write error ends the dump.
+"""
+
+import contextlib
+import errno
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kimi_capture.format import Array, Commit, Sample
+from kimi_capture.guard import Guard
+from kimi_capture.rows import DISK_FULL, DUMP_FAILED, MISMATCH, ROWS_MISSING, Piece
+from kimi_capture.staging import Chunk, assemble
+from kimi_capture.store import Store
+
+COMMITTERS: Final = 4
+RETRY: Final = 2.0
+"""Seconds between two tries on a full disk."""
+FLUSH: Final = 30.0
+"""Seconds after which a started shard is written although it is not full."""
+HOLD: Final = 30.0
+"""Longest time in seconds that one step is held back."""
+Lost = Callable[[int, str, "str | None"], None]
+"""Told of rows that are lost after all: how many, the reason, and the problem in words if it is an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that ended well, on its way into a shard."""
+
+    rid: str
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
+    tokens: Array
+    """[rows] int64: what the scheduler says the rows' tokens are."""
+    pieces: list[Piece]
+
+    def check(self, arrays: dict[str, Array] | None) -> str | None:
+        """Why the assembled rows are not those of this request, if so."""
+        if arrays is None or len(arrays["positions"]) != len(self.tokens):
+            return ROWS_MISSING
+        contiguous = np.array_equal(arrays["positions"], np.arange(len(self.tokens)))
+        return None if contiguous and np.array_equal(arrays["token_ids"], self.tokens) else MISMATCH
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples that will be one shard."""
+
+    samples: list[tuple[Sample, dict[str, Array]]]
+    bytes: int = 0
+    since: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(sample.rows for sample, _ in self.samples)
+
+    def tensors(self) -> dict[str, Array]:
+        """The shard's tensors, samples one after the other."""
+        names = self.samples[0][1]
+        tensors: dict[str, Array] = {name: np.concatenate([part[name] for _, part in self.samples]) for name in names}
+        tensors["sample_offsets"] = np.cumsum([0, *(sample.rows for sample, _ in self.samples)], dtype=np.int64)
+        return tensors
+
+
+class Writer:
+    """Writes one dump of one rank. Every method may be called from any thread; none blocks but the named ones."""
+
+    def __init__(self, store: Store, *, row_bytes: int, shard_bytes: int, limit: int, guard: Guard, lost: Lost) -> None:
+        """`limit`: bytes that may wait; at least two shards, or a shard that is being filled would block itself."""
+        self.store = store
+        self.limit = max(limit, 2 * shard_bytes)
+        self.paused: str | None = None
+        self.failed: str | None = None
+        self.committed = 0
+        self.samples = 0
+        self.shards = 0
+        self.bytes = 0
+        self.held_back = 0.0
+        """Seconds for which the engine was held back."""
+        self._row_bytes = row_bytes
+        self._shard_bytes = shard_bytes
+        self._guard = guard
+        self._lost = lost
+        self._waiting = 0
+        self._drop: str | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._inbox: queue.SimpleQueue[Chunk | Finished | None] = queue.SimpleQueue()
+        self._jobs: queue.Queue[Batch] = queue.Queue(COMMITTERS)
+        self._batch = Batch([])
+        threading.Thread(target=self._build_for_ever, name="kimi-capture-build", daemon=True).start()
+        for number in range(COMMITTERS):
+            threading.Thread(target=self._commit_for_ever, name=f"kimi-capture-{number}", daemon=True).start()
+
+    @property
+    def full(self) -> bool:
+        """Whether more waits than may."""
+        return self._waiting > self.limit
+
+    def put(self, item: Chunk | Finished) -> None:
+        """Hand over a step's rows, or a request all of whose chunks were handed over before."""
+        self._wait_for(self._size(item))
+        self._inbox.put(item)
+
+    def hold_back(self) -> None:
+        """Block while more waits than may, but not when the disk is full and not for ever: serving comes first."""
+        if not self.full:
+            return
+        began = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: not self.full or bool(self.paused or self.failed), HOLD)
+        self.held_back += time.monotonic() - began
+
+    def fail(self, reason: str) -> None:
+        """End the dump: what is not committed is lost."""
+        with self._changed:
+            self.failed = self.failed or reason
+            self._drop = DUMP_FAILED
+            self._changed.notify_all()
+
+    def close(self, deadline: float) -> None:
+        """Commit what is left and end the threads. Blocks; on a full disk only until `deadline` (monotonic)."""
+        self._inbox.put(None)
+        with self._changed:
+            while self._waiting and self._drop is None:
+                if self.paused and time.monotonic() >= deadline:
+                    self._drop = DISK_FULL
+                    self._changed.notify_all()
+                self._changed.wait(RETRY)
+            self._changed.wait_for(lambda: not self._waiting, HOLD)
+            self._closed = True
+            self._changed.notify_all()
+
+    def _size(self, item: Chunk | Finished) -> int:
+        return item.bytes if isinstance(item, Chunk) else len(item.tokens) * self._row_bytes
+
+    def _wait_for(self, size: int) -> None:
+        with self._changed:
+            self._waiting += size
+            self._changed.notify_all()
+
+    def _build_for_ever(self) -> None:
+        build = self._guard(self._build)
+        while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                build(self._inbox.get(timeout=RETRY))
+            if self._batch.samples and time.monotonic() - self._batch.since > FLUSH:
+                self._submit()
+
+    def _build(self, item: Chunk | Finished | None) -> None:
+        if item is None:
+            self._submit()
+        elif isinstance(item, Finished):
+            self._add(item)
+        else:
+            try:
+                item.settle()
+            finally:
+                self._wait_for(-item.bytes)
+
+    def _add(self, item: Finished) -> None:
+        reason: str | None = ROWS_MISSING
+        try:
+            arrays = assemble(item.pieces)
+            reason = item.check(arrays)
+            if arrays is not None and reason is None:
+                self._collect(item, arrays)
+        finally:
+            if reason is not None:
+                self._lost(len(item.tokens), reason, f"request {item.rid} was not written: {reason}")
+                self._wait_for(-self._size(item))
+
+    def _collect(self, item: Finished, arrays: dict[str, Array]) -> None:
+        rows = len(item.tokens)
+        sample = Sample(item.rid, item.prompt_tokens, item.output_tokens, rows, item.finish_reason)
+        if not self._batch.samples:
+            self._batch.since = time.monotonic()
+        self._batch.samples.append((sample, arrays))
+        self._batch.bytes += self._size(item)
+        if self._batch.bytes >= self._shard_bytes:
+            self._submit()
+
+    def _submit(self) -> None:
+        if self._batch.samples:
+            self._jobs.put(self._batch)
+            self._batch = Batch([])
+
+    def _commit_for_ever(self) -> None:
+        commit = self._guard(self._commit)
+        while not self._closed:
+            try:
+                commit(self._jobs.get(timeout=RETRY))
+            except queue.Empty:
+                continue
+
+    def _commit(self, batch: Batch) -> None:
+        reason = DUMP_FAILED
+        try:
+            commit = self._try(batch)
+            reason = "" if commit else self._drop or DUMP_FAILED
+        finally:
+            if reason:
+                self._lost(batch.rows, reason, None)
+            self._wait_for(-batch.bytes)
+
+    def _try(self, batch: Batch) -> Commit | None:
+        """Commit a batch, however often it takes; None when the dump ends before."""
+        with self._changed:
+            name = self.store.new_name()
+        samples = tuple(sample for sample, _ in batch.samples)
+        tensors = batch.tensors()
+        while self._drop is None:
+            try:
+                commit = self.store.commit(name, tensors, samples)
+            except OSError as error:
+                self._failed_to_write(name, error)
+            else:
+                self._book(commit)
+                return commit
+        return None
+
+    def _failed_to_write(self, name: str, error: OSError) -> None:
+        problem = f"{name} could not be written: {error.strerror or error}"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            self._guard.report(problem)
+            self.fail(problem)
+            return
+        with self._changed:
+            if self.paused is None:
+                self._guard.note(problem)
+            self.paused = problem
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._drop is not None, RETRY)
+
+    def _book(self, commit: Commit) -> None:
+        with self._changed:
+            self.paused = None
+            self.committed += commit.rows
+            self.samples += commit.samples
+            self.shards += 1
+            self.bytes += commit.bytes
