@@ -1,0 +1,1 @@
+"""The doctor: evidence in, one verdict out."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from kimi_agent.engine.loglines import LogLine, batch_fields
 from kimi_agent.model.events import ThroughputSampled
 
-LOADS_PATH: Final = "/v1/loads?include=core,memory"
+LOADS_PATH: Final = "/v1/loads?include=core"
 LOG_FRESH: Final = 15.0
 """Seconds for which a batch line in the log still tells the present rate."""
 _GENERATED: Final = 5

@@ -1,0 +1,1 @@
+"""What the host shows without asking SGLang: processes, memory, GPUs, ports."""

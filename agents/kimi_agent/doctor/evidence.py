@@ -1,0 +1,186 @@
+"""`Evidence`: everything the rules may look at, frozen at one moment.
+
+`None` and empty mean "not looked at" or "not seen": a rule must not read them as a good sign.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kimi_agent.engine.failures import Raised
+from kimi_agent.engine.phases import PhaseTracker
+from kimi_agent.model.events import RankSample, RunExited, ThroughputSampled
+from kimi_agent.model.phases import GRAPHS, ORDER, PORT, READY
+from kimi_agent.model.state import Progress, RankState, RunState
+
+GONE: Final = "XZ"
+"""States of a process that runs no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds after which silence means something."""
+
+    notice: float = 15.0
+    """A harmless cause (compiling, slow storage) is named after this."""
+    straggler: float = 30.0
+    silent: float = 45.0
+    importing: float = 90.0
+    """Silence in the import phase, where nothing is logged in a good start either."""
+    warm_up: float = 30.0
+    patience: float = 300.0
+    """Silence after which even a busy server is called hung."""
+    heartbeat: float = 10.0
+    """Age of the engine's heartbeat; a healthy one is about a second, busy or idle."""
+    plugin: float = 5.0
+    """Grace for a plugin's report once its rank has loaded."""
+    barrier: float = 480.0
+    """SGLang's own barrier after loading: it ends the server when a rank comes later."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What the log alone says went wrong."""
+
+    exception: Raised | None = None
+    failed: str | None = None
+    port_line: str | None = None
+    memory_line: str | None = None
+    memory_rank: str | None = None
+    watchdog_rank: str | None = None
+    watchdog_line: str | None = None
+    warm_up_error: str | None = None
+    died: str | None = None
+    died_code: int | None = None
+    follower: bool = False
+    stopping: bool = False
+    unmatched: int = 0
+
+    @classmethod
+    def of(cls, tracker: PhaseTracker) -> "LogFacts":
+        """The facts of a log read so far."""
+        failures = tracker.failures
+        died = None
+        if failures.died is not None:
+            index = failures.died[0]
+            died = tracker.ranks[index] if index < len(tracker.ranks) else f"rank {index}"
+        return cls(
+            exception=failures.first,
+            failed=failures.failed,
+            port_line=failures.port_line,
+            memory_line=failures.memory_line,
+            memory_rank=failures.memory_rank,
+            watchdog_rank=failures.watchdog.rank if failures.watchdog else None,
+            watchdog_line=failures.watchdog.message if failures.watchdog else None,
+            warm_up_error=failures.warm_up_error,
+            died=died,
+            died_code=failures.died[1] if failures.died else None,
+            follower=tracker.follower,
+            stopping=tracker.stopping,
+            unmatched=tracker.unmatched,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One run at one moment."""
+
+    now: float
+    ranks: tuple[RankState, ...]
+    silent: float | None
+    """Seconds since a phase was entered or a bar moved; `None` when there is no clock to tell."""
+    facts: LogFacts = field(default_factory=LogFacts)
+    live: bool = True
+    """Whether the host is looked at too; `False` for a log alone."""
+    samples: tuple[RankSample, ...] = ()
+    dead: tuple[str, ...] = ()
+    """Ranks that have vanished, the first one first."""
+    throughput: ThroughputSampled | None = None
+    throughput_age: float | None = None
+    heartbeat: float | None = None
+    """When the engine last moved, as far as was ever heard (Unix seconds)."""
+    progress: Progress | None = None
+    exited: RunExited | None = None
+    capture: bool = False
+    heartbeats: frozenset[str] = frozenset()
+    """Ranks whose capture plugin has reported."""
+    port: int | None = None
+    port_open: bool | None = None
+    stopping: bool = False
+    """Whether an operator asked for the stop."""
+    limits: Limits = Limits()
+
+    @property
+    def ready(self) -> bool:
+        """Whether every rank is past the server's own word that it is ready."""
+        return bool(self.ranks) and all(rank.phase == READY for rank in self.ranks)
+
+    @property
+    def phase(self) -> str | None:
+        """The earliest phase that a rank is still in."""
+        return min((rank.phase for rank in self.ranks), key=ORDER.__getitem__, default=None)
+
+    def sample(self, rank: str) -> RankSample | None:
+        """The process of a rank, where it was seen."""
+        return next((sample for sample in self.samples if sample.rank == rank), None)
+
+    def laggards(self) -> tuple[str, ...]:
+        """The ranks in the earliest phase, when others are further; empty when all are level.
+
+        Only the first rank of a group logs that it is done with its graphs, so that is no lead.
+        """
+        places = {rank.rank: _comparable(rank.phase) for rank in self.ranks}
+        last = min(places.values(), default=0)
+        behind = tuple(rank for rank, place in places.items() if place == last)
+        return behind if len(behind) < len(places) else ()
+
+    @property
+    def stale(self) -> float | None:
+        """Seconds since the engine was last known to move, at least; `None` when that was never known."""
+        return None if self.heartbeat is None else max(self.now - self.heartbeat, 0.0)
+
+
+def _comparable(phase: str) -> int:
+    return ORDER[GRAPHS] if phase == PORT else ORDER[phase]
+
+
+def evidence_of(
+    run: RunState,
+    tracker: PhaseTracker,
+    now: float,
+    *,
+    before: Evidence | None = None,
+    port_open: bool | None = None,
+    limits: Limits | None = None,
+) -> Evidence:
+    """The evidence about a live run at `now` (Unix seconds).
+
+    `before` is the evidence of the last look: it keeps the order in which ranks vanished and the last heartbeat.
+    """
+    moves = [run.time, *(rank.since for rank in run.ranks)]
+    if run.progress is not None:
+        moves.append(run.progress.time)
+    names = {rank.rank for rank in run.ranks}
+    gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
+    known = before.dead if before is not None else ()
+    heartbeat = before.heartbeat if before is not None else None
+    if run.throughput is not None and run.throughput.engine_age is not None and run.throughput_time is not None:
+        heartbeat = run.throughput_time - run.throughput.engine_age
+    return Evidence(
+        now=now,
+        ranks=run.ranks,
+        silent=max(now - max(moves), 0.0),
+        facts=LogFacts.of(tracker),
+        samples=run.samples,
+        dead=(*known, *(rank for rank in gone if rank not in known)),
+        throughput=run.throughput,
+        throughput_age=None if run.throughput_time is None else max(now - run.throughput_time, 0.0),
+        heartbeat=heartbeat,
+        progress=run.progress,
+        exited=run.exited,
+        capture=run.started.capture,
+        heartbeats=frozenset(report.rank for report in run.capture),
+        port=run.started.port,
+        port_open=port_open,
+        stopping=run.status in ("STOPPING", "IDLE") or (run.exited is not None and run.exited.asked),
+        limits=limits or Limits(),
+    )

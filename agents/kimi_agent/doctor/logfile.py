@@ -1,0 +1,51 @@
+"""A diagnosis from a log alone: no host to look at, so it says what the text shows and no more."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kimi_agent.doctor.evidence import Evidence, Limits, LogFacts
+from kimi_agent.doctor.verdict import diagnose, status
+from kimi_agent.engine.loglines import parse
+from kimi_agent.engine.phases import PhaseTracker
+from kimi_agent.model.events import Verdict
+from kimi_agent.model.phases import IMPORT
+from kimi_agent.model.state import RankState
+
+
+@dataclass(frozen=True, slots=True)
+class LogDiagnosis:
+    """What a log says."""
+
+    status: str
+    """STARTING READY SLOW HUNG FAILED"""
+    reason: str
+    phase: str
+    """The earliest phase that a rank is in."""
+    ranks: tuple[RankState, ...]
+    verdict: Verdict
+    silent_s: float | None
+    """Seconds without progress at the end of the log; `None` when ready, or without times."""
+
+
+def diagnose_log(lines: Iterable[str], now: float | None = None, limits: Limits | None = None) -> LogDiagnosis:
+    """Diagnose a whole log, given as clean lines.
+
+    `now` (Unix seconds) is when the log was seen to have ended there; without it silence counts to its last line.
+    """
+    tracker = PhaseTracker()
+    for line in lines:
+        tracker.feed(parse(line))
+    end = now if now is not None else tracker.last_time
+    quiet = not tracker.ready and end is not None and tracker.progress_time is not None
+    silent = max(end - tracker.progress_time, 0.0) if quiet and end and tracker.progress_time is not None else None
+    evidence = Evidence(
+        now=end or 0.0,
+        ranks=tuple(RankState(rank, phase, tracker.since.get(rank, 0.0)) for rank, phase in tracker.phases.items()),
+        silent=silent,
+        facts=LogFacts.of(tracker),
+        live=False,
+        limits=limits or Limits(),
+    )
+    verdict = diagnose(evidence)
+    word, reason = status(evidence, verdict)
+    return LogDiagnosis(word, reason, evidence.phase or IMPORT, evidence.ranks, verdict, silent)
