@@ -14,11 +14,12 @@ import orjson
 
 from kimi_agent import __version__
 from kimi_agent.bundle import build_id
-from kimi_agent.engine.argv import installed_version
+from kimi_agent.engine.flags import installed_version
 from kimi_agent.errors import KimiError, UsageError
+from kimi_agent.host.gpu import GpuReader
 from kimi_agent.host.memory import HostSampler
-from kimi_agent.host.proc import boot_id
-from kimi_agent.model.events import AgentStarted, Body, Note, RunExited, StatusChanged
+from kimi_agent.host.procfs import boot_id
+from kimi_agent.model.events import AgentStarted, Body, HostSampled, Note, RunExited, StatusChanged
 from kimi_agent.model.reduce import fold, reduce
 from kimi_agent.model.state import State
 from kimi_agent.paths import Home, private_dir
@@ -53,6 +54,7 @@ class Agent:
         self._launching = asyncio.Lock()
         self._results: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
         self._host = HostSampler()
+        self._gpus = GpuReader()
         self.clients = 0
         self.closing = asyncio.Event()
         """Set when a client asked the agent itself to end."""
@@ -92,7 +94,7 @@ class Agent:
     async def begin(self) -> None:
         """Announce the agent, find a run that an earlier agent left, start sampling the host."""
         version = await asyncio.to_thread(installed_version, sys.executable)
-        sample = self._host.sample()
+        sample = await self._sample()
         self.emit(
             AgentStarted(
                 version=__version__,
@@ -115,7 +117,7 @@ class Agent:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._host.close()
+        await self._gpus.close()
         self.journal.close()
 
     @property
@@ -270,9 +272,8 @@ class Agent:
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(SHARDS_DEADLINE):
-                out, err = await process.communicate()
-        except TimeoutError as error:
+            out, err = await asyncio.wait_for(process.communicate(), SHARDS_DEADLINE)
+        except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
             process.kill()
             await process.wait()
             raise KimiError(f"reading {arguments[1]} took longer than {SHARDS_DEADLINE:.0f} s") from error
@@ -285,7 +286,11 @@ class Agent:
         while True:
             await asyncio.sleep(HOST_PERIOD)
             if self.running is not None or self.clients:
-                self.emit(await asyncio.to_thread(self._host.sample))
+                self.emit(await self._sample())
+
+    async def _sample(self) -> HostSampled:
+        gpus, no_gpu = await self._gpus.sample()
+        return self._host.sample(gpus, no_gpu)
 
     async def _adopt(self) -> None:
         for record in launch.unfinished(self.home):
@@ -297,7 +302,7 @@ class Agent:
                     record, made, self.home, process=None, emit=self.emit, state=lambda: self.state
                 ))  # fmt: skip
                 continue
-            footprint = teardown.Footprint(record.pid, {})
+            footprint = teardown.Footprint(record.pid, {record.pid: record.starttime})
             left = teardown.release(footprint, made.profile.server.port, self.home.run_sockets(record.run))
             launch.mark_ended(record, directory)
             why = "the host was restarted" if record.boot_id != boot_id() else "it ended while no agent ran"

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from kimi_agent.wire.peer import same_user
 from kimi_agent.wire.rpc import READ_ONLY, Request, error_line, parse_request, result_line
 
 START_DEADLINE = 30.0
+START_POLL = 0.05
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
@@ -191,20 +191,26 @@ def start_daemon(home: Home) -> Client:
         UnavailableError: it ended at once, with its last words.
     """
     private_dir(home.root)
-    with home.log.open("ab") as output:
-        home.log.chmod(0o600)
-        process = subprocess.Popen(
+    output = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    quiet = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
             [sys.executable, "-m", "kimi_agent", "serve", "--home", str(home.root)],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/",
-        )  # fmt: skip
-    deadline = time.monotonic() + START_DEADLINE
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, at) for fd, at in ((quiet, 0), (output, 1), (output, 2))],
+            setsid=True,
+        )
+    finally:
+        os.close(output)
+        os.close(quiet)
+    deadline, ended = time.monotonic() + START_DEADLINE, False
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             return Client(home.socket)
-        if process.poll() is not None:
+        if ended:
             break
-        time.sleep(0.05)
-    with contextlib.suppress(OSError):
-        return Client(home.socket)
+        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        time.sleep(START_POLL)
     words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
     raise UnavailableError(f"the agent did not start: {words}", f"See {home.log}.")

@@ -140,6 +140,8 @@ def _(body: ev.VerdictChanged, state: State, time: float) -> State:
     state = _on_run(state, body.run, lambda run: replace(run, verdict=body.verdict, verdict_time=time))
     if body.verdict.kind == "none":
         return _ring(state, time, "good", f"cleared: {before.summary}") if before and before.kind != "none" else state
+    if before is not None and (before.kind, before.rank) == (body.verdict.kind, body.verdict.rank):
+        return state
     rank = f" {body.verdict.rank}" if body.verdict.rank else ""
     return _ring(state, time, "warning", f"verdict {body.verdict.kind}{rank}: {body.verdict.summary}")
 

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from kimi_agent.errors import LaunchError
-from kimi_agent.host.proc import boot_id, starttime
+from kimi_agent.host.procfs import boot_id, starttime
 from kimi_agent.model.events import RunStarted
 from kimi_agent.paths import Home, private_dir
 from kimi_agent.profile import Profile

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_agent.bundle import ensure_bundle
-from kimi_agent.engine import argv as engine_argv
-from kimi_agent.engine.argv import Problem
+from kimi_agent.engine import flags
+from kimi_agent.engine.argv import Problem, build_argv, capture_refusals
 from kimi_agent.engine.titles import expected_ranks
 from kimi_agent.errors import PreflightError
-from kimi_agent.host.proc import port_holder
+from kimi_agent.host.procfs import port_holder
 from kimi_agent.paths import Home
 from kimi_agent.profile import Profile
 
@@ -39,10 +39,8 @@ def make_plan(profile: Profile, home: Home) -> Plan:
     python = profile.server.python or sys.executable
     server = profile.server
     capture = list(profile.capture.layers) if profile.capture.enabled else None
-    argv = engine_argv.build_argv(
-        python, server.model, server.host, server.port, server.tp, server.dp, list(server.flags), capture
-    )
-    version = engine_argv.installed_version(python) if Path(python).is_file() else None
+    argv = build_argv(python, server.model, server.host, server.port, server.tp, server.dp, list(server.flags), capture)
+    version = flags.installed_version(python, os.environ | profile.env) if Path(python).is_file() else None
     return Plan(
         profile=profile,
         argv=tuple(argv),
@@ -115,10 +113,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _flag_problems(plan: Plan) -> list[Problem]:
     env = os.environ | plan.env
-    known = engine_argv.known_flags(plan.python, plan.version or "", env)
-    found = list(engine_argv.unknown_flags(plan.argv, known))
+    known = flags.known_flags(plan.python, env)
+    found = list(flags.unknown_flags(plan.argv, known))
     if plan.profile.capture.enabled:
-        found += engine_argv.capture_refusals(plan.argv)
+        found += capture_refusals(plan.argv)
     return found
 
 

@@ -41,9 +41,8 @@ async def call(path: Path, request: dict[str, Any], deadline: float = DEADLINE) 
         PluginError: it refused (with its own words), or did not answer within `deadline` seconds.
     """
     try:
-        async with asyncio.timeout(deadline):
-            reply = await _exchange(path, encode(request) + b"\n")
-    except TimeoutError as error:
+        reply = await asyncio.wait_for(_exchange(path, encode(request) + b"\n"), deadline)
+    except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
         raise PluginError(f"the plugin at {path.name} did not answer in {deadline:.0f} s") from error
     except (OSError, WireError, ValueError) as error:
         raise PluginError(f"the plugin at {path.name} cannot be reached: {error}") from error

@@ -7,13 +7,16 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from kimi_agent.doctor.evidence import gather
-from kimi_agent.doctor.rules import diagnose, status
-from kimi_agent.engine.http import Loads, ThroughputMeter, get_json
+from kimi_agent.doctor.evidence import Evidence, evidence_of
+from kimi_agent.doctor.verdict import diagnose, status
+from kimi_agent.engine import options
+from kimi_agent.engine.http import get_json
+from kimi_agent.engine.loads import ThroughputMeter, parse_loads
 from kimi_agent.engine.loglines import parse
 from kimi_agent.engine.phases import Entered, PhaseTracker
 from kimi_agent.errors import KimiError
-from kimi_agent.host.proc import ProcessSampler
+from kimi_agent.host.proc import ProcessSampler, place_on_gpus
+from kimi_agent.host.procfs import listening
 from kimi_agent.model.events import (
     Body,
     LogLines,
@@ -23,7 +26,6 @@ from kimi_agent.model.events import (
     RanksSampled,
     RunExited,
     StatusChanged,
-    ThroughputSampled,
     Verdict,
     VerdictChanged,
 )
@@ -40,11 +42,12 @@ from kimi_agent.runs.teardown import Footprint
 LOG_PERIOD = 0.1
 EXIT_PERIOD = 0.2
 SAMPLE_PERIOD = 1.0
+FOOTPRINT_PERIOD = 10.0
+VERDICT_PERIOD = 5.0
+"""A verdict whose evidence alone has changed is told this often."""
 LINES_PER_EVENT = 400
 CHARS_PER_EVENT = 200_000
 HTTP_DEADLINE = 3.0
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Where a server that listens everywhere is asked."""
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +75,14 @@ class Supervisor:
         self._log = LogFollower(home.run(record.run) / "server.log")
         self._tracker = PhaseTracker(plan.ranks)
         self._sampler = ProcessSampler(record.pid)
-        self._meter = ThroughputMeter()
+        self._meter = ThroughputMeter(record.run)
         self._footprint = Footprint(record.pid, {record.pid: record.starttime})
         self._asked = False
         self._reported: set[str] = set()
         self._status = ""
-        self._verdict: Verdict | None = None
-        self._heartbeats: frozenset[str] = frozenset()
+        self._verdict = Verdict("none", "")
+        self._verdict_time = 0.0
+        self._evidence: Evidence | None = None
         self._code: int | None = None
         self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit)
         self.gone = asyncio.Event()
@@ -90,6 +94,7 @@ class Supervisor:
         loops = [
             asyncio.create_task(self._every(LOG_PERIOD, self._follow_log)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample)),
+            asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge)),
@@ -162,8 +167,9 @@ class Supervisor:
                 batch, size = [], 0
         if batch:
             self._emit(LogLines(self.record.run, first, tuple(batch)))
-        for line in lines:
-            for found in self._tracker.feed(parse(line)):
+        for parsed in map(parse, lines):
+            self._meter.feed(parsed, time.time())
+            for found in self._tracker.feed(parsed):
                 if isinstance(found, Entered):
                     self._emit(PhaseEntered(self.record.run, found.rank, found.phase))
                 else:
@@ -172,7 +178,11 @@ class Supervisor:
                     )
 
     async def _sample(self) -> None:
-        self._emit(RanksSampled(self.record.run, self._sampler.sample()))
+        host = self._state().host
+        samples = place_on_gpus(self._sampler.sample(), host.gpus if host else ())
+        self._emit(RanksSampled(self.record.run, samples))
+
+    async def _observe(self) -> None:
         self._footprint.observe()
 
     async def _poll_engine(self) -> None:
@@ -180,36 +190,32 @@ class Supervisor:
         if not run.ranks or min(ORDER[rank.phase] for rank in run.ranks) < ORDER[WARM_UP]:
             return
         server = self.plan.profile.server
-        host = LOOPBACK.get(server.host, server.host)
         try:
-            reply = await get_json(host, server.port, "/v1/loads", self._api_key(), HTTP_DEADLINE)
-        except (OSError, TimeoutError, KimiError) as error:
-            reason = f"/v1/loads: {error or 'no answer in 3 s'}"
-            self._emit(ThroughputSampled(self.record.run, None, None, None, None, None, None, None, reason))
+            reply = await get_json(server.host, server.port, "/v1/loads", self._api_key(), HTTP_DEADLINE)
+        except KimiError as error:
+            self._emit(self._meter.update(None, time.time(), error.message))
             return
-        self._emit(self._meter.update(self.record.run, Loads.parse(reply), time.time()))
+        self._emit(self._meter.update(parse_loads(reply), time.time()))
 
     def _api_key(self) -> str | None:
-        argv = self.plan.argv
-        return argv[argv.index("--api-key") + 1] if "--api-key" in argv[:-1] else None
+        return options.value(self.plan.argv, "--api-key")
 
     async def _poll_plugins(self) -> None:
         if not self.plan.profile.capture.enabled or not self._sockets.is_dir():
             return
-        plugins = await self.dumps.poll()
-        self._heartbeats = frozenset(one.rank for one in plugins if one.rank is not None)
+        await self.dumps.poll()
 
     async def _judge(self) -> None:
-        evidence = gather(self._run, self._tracker, self._heartbeats, time.time())
-        verdict = diagnose(evidence)
-        word, reason = status(evidence, verdict)
-        if verdict.kind != (self._verdict.kind if self._verdict else "none") or (
-            self._verdict is not None and (verdict.rank, verdict.summary) != (self._verdict.rank, self._verdict.summary)
-        ):
-            self._verdict = verdict
+        open_now = listening(self.plan.profile.server.port)
+        self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, port_open=open_now)
+        verdict = diagnose(self._evidence)
+        now = time.monotonic()
+        another = (verdict.kind, verdict.rank) != (self._verdict.kind, self._verdict.rank)
+        if another or (verdict != self._verdict and now - self._verdict_time > VERDICT_PERIOD):
+            self._verdict, self._verdict_time = verdict, now
             self._emit(VerdictChanged(self.record.run, verdict))
         if not self._asked:
-            self._set_status(word, reason)
+            self._set_status(*status(self._evidence, verdict))
         self._check_start_timeout()
 
     def _check_start_timeout(self) -> None:
@@ -238,12 +244,11 @@ class Supervisor:
             self._take(lines, self._log.count - len(lines))
         if lines := self._log.rest():
             self._take(lines, self._log.count - len(lines))
-        if not self._asked:
-            await self._judge()
-            self._set_status("FAILED", f"the server ended by itself with exit code {self._code}")
         left = teardown.release(self._footprint, self.plan.profile.server.port, self._sockets)
         launch.mark_ended(self.record, self._home.run(self.record.run))
         self._emit(RunExited(self.record.run, self._code, self._asked, left))
         if self._asked:
             self._set_status("IDLE", "stopped")
+        else:
+            await self._judge()
         self.gone.set()

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kimi_agent.host.proc import port_holder, process_tree, session_members, shm_segments, starttime
+from kimi_agent.host.procfs import port_holder, run_processes, shm_segments, starttime
 
 POLL = 0.1
-SHM = Path("/dev/shm")  # noqa: S108
 KILL_WAIT = 10.0
 
 
@@ -25,11 +24,11 @@ class Footprint:
 
     def observe(self) -> None:
         """Add what the run holds now: its descendants, its whole session, its shared memory."""
-        pids = {*process_tree(self.main), *session_members(self.main)}
-        for pid in pids:
-            if pid not in self.processes and (ticks := starttime(pid)) is not None:
-                self.processes[pid] = ticks
-        self.segments |= shm_segments(pids)
+        if starttime(self.main) not in (self.processes[self.main], None):
+            return  # the pid names somebody else by now, so nothing of the run is left below it
+        found = run_processes(self.main)
+        self.processes |= found
+        self.segments |= shm_segments(found)
 
     def alive(self) -> list[int]:
         """The run's processes that still exist; a reused pid is not one of them."""
@@ -55,8 +54,7 @@ async def kill(footprint: Footprint) -> None:
 
 async def _gone(footprint: Footprint, deadline: float) -> None:
     end = time.monotonic() + deadline
-    while footprint.alive() and time.monotonic() < end:
-        footprint.observe()
+    while footprint.alive() and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(POLL)
 
 
@@ -72,7 +70,7 @@ def release(footprint: Footprint, port: int, sockets: Path) -> tuple[str, ...]:
     """Remove what the run left in /dev/shm and its sockets; say in words what could not be released."""
     left = [f"process {pid}" for pid in footprint.alive()]
     for segment in sorted(footprint.segments):
-        path = SHM / segment
+        path = Path(segment)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

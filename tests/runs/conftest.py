@@ -1,0 +1,39 @@
+"""A real agent daemon in a home of its own; it ends with the test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kimi_agent.daemon import connect
+from kimi_agent.errors import KimiError
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    try:
+        client = connect(home, start=False)
+    except KimiError:
+        return
+    if (client.request("status")["run"] or {}).get("alive"):
+        client.request("stop")
+    client.request("shutdown")
+    client.close()
+
+
+@pytest.fixture
+def dial(home: Home) -> Iterator[Callable[[], Client]]:
+    """Connect to the home's agent, started on the first call."""
+    clients: list[Client] = []
+
+    def connect_once() -> Client:
+        clients.append(connect(home, start=True))
+        return clients[-1]
+
+    yield connect_once
+    for client in clients:
+        client.close()
