@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -14,14 +15,19 @@ from kimi_agent.wire.rpc import READ_ONLY, Hello
 from kimi_console.source.base import Link
 from kimi_console.source.client import AgentClient, Dial, LinkLost
 
-FIRST_DELAY = 1.0
-LAST_DELAY = 30.0
-"""Seconds between attempts: doubled from the first to the last, with jitter."""
-PING_INTERVAL = 5.0
-MISSED_PINGS = 3
-"""After so many silent ping intervals the link is given up and dialled again."""
-RESEND_WITHIN = 60.0
-"""Seconds that a request whose link broke waits for the next one, to be sent again under the same command id."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a live source waits, in seconds."""
+
+    first_delay: float = 1.0
+    """Before the second attempt to connect; doubled for each further one, with jitter."""
+    last_delay: float = 30.0
+    ping_interval: float = 5.0
+    missed_pings: int = 3
+    """After so many silent ping intervals the link is given up and dialled again."""
+    resend_within: float = 60.0
+    """A request whose link broke waits this long for the next one, to be sent again under the same command id."""
 
 
 class LiveSource:
@@ -31,12 +37,13 @@ class LiveSource:
     that the agent no longer holds appear as one `Gap`, numbered like the first event it stands for.
     """
 
-    def __init__(self, title: str, dial: Dial, *, read_only: bool = False) -> None:
+    def __init__(self, title: str, dial: Dial, *, read_only: bool = False, patience: Patience | None = None) -> None:
         self.title = title
         self.read_only = read_only
         self.hello: Hello | None = None
         """The greeting of the last connection."""
         self._dial = dial
+        self._patience = patience or Patience()
         self._link = Link("connecting", since=time.time())
         self._client: AgentClient | None = None
         self._epoch: str | None = None
@@ -90,14 +97,14 @@ class LiveSource:
         if not self._connected.is_set():
             raise UnavailableError(f"no link to {self.title} now ({self._link.detail or self._link.state})")
         try:
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as deadline:
                 while True:
                     client = await self._live_client()
-                    patience.reschedule(None)
+                    deadline.reschedule(None)
                     try:
                         return await client.request(method, **params)
                     except LinkLost:
-                        patience.reschedule(asyncio.get_running_loop().time() + RESEND_WITHIN)
+                        deadline.reschedule(asyncio.get_running_loop().time() + self._patience.resend_within)
         except TimeoutError as error:
             raise UnavailableError(
                 f"the link to {self.title} broke during {method}; whether it was done is not known",
@@ -129,7 +136,7 @@ class LiveSource:
         if client.hello.epoch != self._epoch:
             self._epoch, self._last = client.hello.epoch, 0
         subscribing = asyncio.create_task(self._subscribe(client))
-        pinging = asyncio.create_task(_keep_alive(client))
+        pinging = asyncio.create_task(_keep_alive(client, self._patience))
         try:
             async with aclosing(client.batches()) as batches:
                 async for batch in batches:
@@ -175,7 +182,9 @@ class LiveSource:
         return self._client
 
     async def _wait_to_dial(self, detail: str, failures: int) -> None:
-        delay = min(LAST_DELAY, FIRST_DELAY * 2 ** min(failures - 1, 10)) * random.uniform(0.75, 1.25)  # noqa: S311
+        patience = self._patience
+        delay = min(patience.last_delay, patience.first_delay * 2 ** min(failures - 1, 10))
+        delay *= random.uniform(0.75, 1.25)  # noqa: S311 - jitter
         self._lost_at = self._lost_at or time.time()
         self._set_link("lost", f"{detail.rstrip('.')}; next attempt in {delay:.0f} s")
         self._retry.clear()
@@ -189,12 +198,12 @@ class LiveSource:
         self._link = Link(state, detail, self._lost_at or time.time())
 
 
-async def _keep_alive(client: AgentClient) -> None:
+async def _keep_alive(client: AgentClient, patience: Patience) -> None:
     """Ping, and drop the connection when nothing at all came back for too long."""
     pending: set[asyncio.Task[None]] = set()
     while True:
-        await asyncio.sleep(PING_INTERVAL)
-        if client.silent_for > PING_INTERVAL * MISSED_PINGS:
+        await asyncio.sleep(patience.ping_interval)
+        if client.silent_for > patience.ping_interval * patience.missed_pings:
             await client.close()
             return
         if not pending:
@@ -215,7 +224,7 @@ async def _reason(client: AgentClient, subscribing: asyncio.Task[None], pinging:
     if subscribing.done() and (error := subscribing.exception()) is not None:
         return str(error)
     if pinging.done():
-        return f"no sign of life for {PING_INTERVAL * MISSED_PINGS:.0f} s"
+        return "the host gave no sign of life"
     return await client.last_words() or "the connection ended"
 
 

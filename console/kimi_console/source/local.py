@@ -141,16 +141,15 @@ def local_dial(python: str, home: Path | None = None, *, read_only: bool = False
     return dial
 
 
-def local_python(given: str | None, from_profile: str | None) -> str:
-    """The interpreter for the agent on this machine.
+def local_python(asked: str | None) -> str:
+    """The interpreter for the agent on this machine, from the command line or the profile.
 
     Raises:
-        UsageError: neither the command line nor the profile names one.
+        UsageError: neither names one.
     """
-    python = given or from_profile
-    if python is None:
+    if asked is None:
         raise UsageError(
             "which Python runs SGLang on this machine is not known",
             "Give it with --python, or in the profile as [server] python.",
         )
-    return python
+    return asked

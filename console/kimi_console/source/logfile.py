@@ -2,16 +2,30 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+from kimi_agent.doctor.logfile import diagnose_log
 from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.engine.phases import Change, Entered, PhaseTracker
-from kimi_agent.model.events import Body, Event, LogLines, PhaseEntered, PhaseProgress, RunStarted, StatusChanged
+from kimi_agent.errors import UsageError
+from kimi_agent.model.events import (
+    Body,
+    Event,
+    LogLines,
+    PhaseEntered,
+    PhaseProgress,
+    RunStarted,
+    StatusChanged,
+    VerdictChanged,
+)
 from kimi_agent.text import clean
 
 RUN = "log"
 """The run id that a log's events carry."""
 CHUNK = 1 << 20
+SCOUTED = 10_000
+"""Lines of the beginning that are read twice, to know the ranks before the first event."""
 _ARGUMENTS = {
     "model": re.compile(r"\bmodel_path(?:': |=)'([^']*)'"),
     "host": re.compile(r"\bhost(?:': |=)'([^']*)'"),
@@ -20,6 +34,34 @@ _ARGUMENTS = {
 """How `server_args=` spells them, as a dictionary or as a call."""
 MAX_LINES = 500
 """Lines in one event."""
+
+
+def log_lines(path: Path) -> Iterator[str]:
+    """The clean lines of a log.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    carry = b""
+    for chunk in chunks_of(path):
+        lines, carry = split_lines(chunk, carry)
+        yield from lines
+    if carry:
+        yield from split_lines(b"\n", carry)[0]
+
+
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", "Check the path and its permissions.") from error
 
 
 class LogEvents:
@@ -34,25 +76,27 @@ class LogEvents:
         self._first = 0
         self._status = "STARTING"
 
-    def events(self, chunks: Iterator[bytes]) -> Iterator[Event]:
-        """The events of the log's bytes; its ranks and arguments are looked for in the first chunk."""
-        carry = b""
-        for number, chunk in enumerate(chunks):
-            lines, carry = split_lines(chunk, carry)
-            if number == 0:
-                yield self._run(lines)
-            for line in lines:
-                yield from self._line(line)
-        if carry:
-            for line in split_lines(b"\n", carry)[0]:
-                yield from self._line(line)
-        yield from self._flush()
+    def events(self) -> Iterator[Event]:
+        """The events of the log, and the doctor's verdict on the whole of it at its end.
 
-    def _run(self, lines: list[str]) -> Event:
-        """The run's first event, from the lines of the first chunk."""
+        Raises:
+            UsageError: it cannot be read.
+        """
+        yield self._run()
+        for line in log_lines(self._path):
+            yield from self._line(line)
+        yield from self._flush()
+        found = diagnose_log(log_lines(self._path))
+        if found.verdict.kind != "none":
+            yield self._event(VerdictChanged(RUN, found.verdict))
+        if found.status != self._status != "STOPPING":
+            yield self._event(StatusChanged(RUN, found.status, found.reason))
+
+    def _run(self) -> Event:
+        """The run's first event; its ranks and arguments are looked for in the first lines."""
         scout = PhaseTracker()
         arguments = ""
-        for line in map(parse, lines):
+        for line in map(parse, islice(log_lines(self._path), SCOUTED)):
             scout.feed(line)
             if not arguments and line.message.startswith("server_args="):
                 arguments = line.message

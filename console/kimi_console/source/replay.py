@@ -12,11 +12,10 @@ from kimi_agent.model.events import Event
 from kimi_agent.text import clean
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode_event
 from kimi_console.source.base import Link
-from kimi_console.source.logfile import LogEvents
+from kimi_console.source.logfile import LogEvents, chunks_of
 
 BATCH = 4096
 """Events handed over at once when they are not waited for."""
-CHUNK = 1 << 20
 _HEADED = re.compile(rb"^\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d|sglang|server_args=", re.MULTILINE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 _OFFSET = re.compile(r"\+(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d+)?)")
@@ -134,7 +133,7 @@ def open_events(path: Path) -> Iterator[Event]:
         raise UsageError(f"{path} is a binary file", "Give a recording, a journal or an SGLang log.")
     if not _HEADED.search(head):
         raise UsageError(f"{path} is neither a recording nor an SGLang log", "Give one of these.")
-    return LogEvents(path).events(_chunks(path))
+    return LogEvents(path).events()
 
 
 def is_log(path: Path) -> bool:
@@ -147,19 +146,10 @@ def is_log(path: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    head = next(_chunks(path), b"")
+    head = next(chunks_of(path), b"")
     if not head.strip():
         raise UsageError(f"{path} is empty", "Give a recording, a journal or an SGLang log.")
     return head
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", "Check the path and its permissions.") from error
 
 
 def _journal(directory: Path) -> Iterator[Event]:
@@ -173,7 +163,7 @@ def _journal(directory: Path) -> Iterator[Event]:
 def _events_of(path: Path) -> Iterator[Event]:
     """The events of one file; a torn last line, left by a crash, is left out."""
     number, carry = 0, b""
-    for chunk in _chunks(path):
+    for chunk in chunks_of(path):
         *lines, carry = (carry + chunk).split(b"\n")
         for line in lines:
             number += 1

@@ -1,0 +1,205 @@
+"""The `kimi-console` command: data on stdout, talk on stderr, exit codes of `kimi_agent.errors.Exit`.
+
+Commands import what they need when they run, so that `--help` and shell completion answer at once.
+"""
+
+# ruff: noqa: PLC0415
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kimi_agent import __version__
+from kimi_agent.errors import Exit, KimiError, UsageError
+
+FILE = click.Path(path_type=Path)
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Speed(click.ParamType[float | None]):
+    """A replay's speed: a positive number, or `max` for no waiting at all."""
+
+    name = "N|max"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        if value == "max":
+            return None
+        try:
+            speed = float(str(value).removesuffix("x"))
+        except ValueError:
+            speed = 0.0
+        if not 0 < speed < float("inf"):
+            self.fail(f"{value!r} is not a speed; write a number such as 8, or max", param, ctx)
+        return speed
+
+
+def complete_host(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Aliases of the ssh config."""
+    from kimi_console.remote.config import named_hosts
+
+    try:
+        return [host for host in named_hosts(ctx.params.get("ssh_config")) if host.startswith(incomplete)]
+    except KimiError:
+        return []
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, shown in the order given."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+ssh_config = click.option("--ssh-config", type=FILE, help="Use this file instead of ~/.ssh/config.")
+python = click.option("--python", metavar="PATH", help="The Python that runs SGLang there.")
+watching = _options(
+    click.option("--profile", type=FILE, help="A launch profile to offer, which may name the Python."),
+    click.option("--read-only", is_flag=True, help="Watch only: nothing can be launched, stopped or dumped."),
+    click.option("--record", type=FILE, help="Append every event to this file."),
+    click.option("--headless", is_flag=True, help="No screen: changes as lines of text."),
+    click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON."),
+)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="kimi-console", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Launch, watch and understand SGLang on a far GPU host, and dump hidden states that can be trusted."""
+
+
+@cli.command()
+@click.argument("host", required=False, shell_complete=complete_host)
+@python
+@ssh_config
+@watching
+def connect(host: str | None, python: str | None, ssh_config: Path | None, **options: Any) -> int:
+    """Open the console on HOST over SSH; without HOST, list the hosts of the ssh config."""
+    if host is None:
+        from kimi_console.remote.config import named_hosts
+
+        for name in named_hosts(ssh_config):
+            click.echo(name)
+        click.echo("Say which one: kimi-console connect HOST", err=True)
+        return Exit.USAGE
+    from kimi_console.commands import Watch
+
+    return Watch.of(python, **options).over_ssh(host, ssh_config)
+
+
+@cli.command()
+@python
+@click.option("--home", type=FILE, help="The agent's directory.")
+@watching
+def local(python: str | None, home: Path | None, **options: Any) -> int:
+    """Open the console on this machine, without SSH."""
+    from kimi_console.commands import Watch
+
+    return Watch.of(python, **options).on_this_machine(home)
+
+
+@cli.command()
+@click.option("--headless", is_flag=True, help="No screen: run the whole job and say how it went.")
+@click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON.")
+@click.option("--dump", type=FILE, help="Where the dump goes.")
+def demo(headless: bool, as_json: bool, dump: Path | None) -> int:
+    """The whole job on this machine: real SGLang on the CPU with a tiny Kimi-architecture model."""
+    from kimi_console.demo.command import run_demo
+
+    return int(run_demo(headless=headless, as_json=as_json, dump=dump))
+
+
+@cli.command()
+@click.argument("file", type=FILE)
+@click.option("--speed", type=Speed(), default="1", help="Times real time, or max.  [1]")
+@click.option("--at", metavar="T", help="Begin at +90, +1:30, 14:03:22 or an ISO date and time.")
+@click.option("--headless", is_flag=True, help="No screen: changes as lines of text.")
+@click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON.")
+def replay(file: Path, speed: float | None, at: str | None, headless: bool, as_json: bool) -> int:
+    """Play back a recording, an agent's journal or a plain SGLang log."""
+    from kimi_console.commands import play
+
+    return play(file, speed, at, headless=headless, as_json=as_json)
+
+
+@cli.command()
+@click.argument("target", metavar="FILE|HOST", shell_complete=complete_host)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@python
+@ssh_config
+def diagnose(target: str, as_json: bool, python: str | None, ssh_config: Path | None) -> int:
+    """Say how a server is, from its log FILE or from HOST.
+
+    Exit code: 0 ready or starting as usual, 3 slow but advancing, 4 hung, 5 failed.
+    """
+    from kimi_console.commands import diagnose_target
+
+    report = diagnose_target(target, python, ssh_config)
+    click.echo(report.as_json() if as_json else report.as_text(), nl=False)
+    return report.exit
+
+
+@cli.command()
+def paths() -> None:
+    """Print the directories that are used."""
+    from kimi_agent.paths import default_home
+    from kimi_console import paths as console_paths
+
+    for name, path in (
+        ("config", console_paths.config_dir()),
+        ("profiles", console_paths.profiles_dir()),
+        ("themes", console_paths.themes_dir()),
+        ("data", console_paths.data_dir()),
+        ("state", console_paths.state_dir()),
+        ("cache", console_paths.cache_dir()),
+        ("agent", default_home()),
+    ):
+        click.echo(f"{name}\t{path}")
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print a completion script, for example for `eval "$(kimi-console completion bash)"`."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "kimi-console", "_KIMI_CONSOLE_COMPLETE").source())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; whatever goes wrong for a known reason is one line on stderr."""
+    try:
+        code = cli.main(args=arguments, prog_name="kimi-console", standalone_mode=False)
+    except KimiError as error:
+        return _say(str(error), error.exit)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return Exit.USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "kimi-console"
+        return _say(str(UsageError(error.format_message().rstrip("."), f"See {command} --help.")), Exit.USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.INTERRUPTED
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _say(message: str, code: Exit) -> int:
+    click.echo(f"kimi-console: {message}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
