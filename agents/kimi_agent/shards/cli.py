@@ -1,21 +1,22 @@
 """`kimi-agent shards ls|show|verify|stats DIR`: dumps on this host from a terminal or a script."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Final, TextIO
 
 import orjson
 
-from kimi_agent.errors import Exit, KimiError, UsageError
+from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards import tables
 from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
-from kimi_agent.shards.show import SAMPLES, list_dumps, list_shards, show_shard
+from kimi_agent.shards.show import SAMPLES, TOKENS, list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import dump_statistics
 from kimi_agent.shards.verify import Progress, verify
 from kimi_agent.text import clean
+
+TERMINAL_TOKENS: Final = 200
 
 
 def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,10 +28,12 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     shown = _command(commands, "show", "show a shard's tensors, statistics, samples and tokens")
     shown.add_argument("directory", type=Path, metavar="DIR|SHARD", help="a dump, or a shard's file")
     shown.add_argument("shard", nargs="?", help="name of the shard; the dump's first when left out")
-    shown.add_argument("--sample", type=int, default=0, metavar="N", help="first sample shown (0)")
+    shown.add_argument("--first", type=int, default=0, metavar="N", help="first sample shown (0)")
     shown.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"most samples shown ({SAMPLES})")
     shown.add_argument("--token", type=int, default=0, metavar="N", help="first token shown of each sample (0)")
-    shown.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens shown, in all (200)")
+    shown.add_argument(
+        "--tokens", type=int, metavar="N", help=f"most tokens shown, in all ({TERMINAL_TOKENS}, JSON {TOKENS})"
+    )
     verified = _command(commands, "verify", "check every committed shard; exit 5 when anything is wrong")
     verified.add_argument("directory", type=Path, metavar="DIR")
     counted = _command(commands, "stats", "statistics of each dump, from the shards' metadata")
@@ -38,27 +41,25 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
 
 
 def run_shards(args: argparse.Namespace) -> int:
-    """Run one `shards` command; returns the exit code: 0 all is well, 2 a wrong path, 5 something is wrong."""
+    """Run one `shards` command; returns the exit code: 0 all is well, 5 something is wrong.
+
+    Raises:
+        UsageError: the path is not what the command needs.
+        KimiError: the shard to show is damaged.
+    """
     commands = {"ls": _ls, "show": _show, "verify": _verify, "stats": _stats}
-    try:
-        return commands[args.shards_command](args)
-    except KimiError as error:
-        print(f"kimi-agent: {error}", file=sys.stderr)
-        return int(error.exit)
-    except BrokenPipeError:  # the reader, head or less, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(Exit.OK)
+    return commands[args.shards_command](args)
 
 
 def _command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, about: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=about, description=about)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
     return parser
 
 
-def _print(args: argparse.Namespace, value: dict[str, Any], lines: Sequence[str]) -> None:
+def _print(args: argparse.Namespace, value: object, lines: Sequence[str]) -> None:
     if args.json:
         sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
     else:
@@ -72,7 +73,7 @@ def _ls(args: argparse.Namespace) -> int:
         _print(args, listing, tables.shard_table(listing))
         return int(Exit.FAILED if listing["problems"] else Exit.OK)
     dumps = list_dumps(args.directory)
-    _print(args, {"root": str(args.directory), "dumps": dumps}, tables.dump_table(args.directory, dumps))
+    _print(args, dumps, tables.dump_table(args.directory, dumps))
     return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
 
 
@@ -85,9 +86,8 @@ def _show(args: argparse.Namespace) -> int:
         if not commits:
             raise UsageError(f"{directory} has no committed shard", "Nothing was captured into it yet")
         name = commits[0].shard
-    shown = show_shard(
-        directory, name, sample=args.sample, samples=args.samples, token=args.token, tokens=args.tokens
-    )  # fmt: skip
+    tokens = args.tokens if args.tokens is not None else TOKENS if args.json else TERMINAL_TOKENS
+    shown = show_shard(directory, name, first=args.first, samples=args.samples, token=args.token, tokens=tokens)
     _print(args, shown, tables.shard_lines(shown))
     return int(Exit.OK)
 

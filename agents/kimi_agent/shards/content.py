@@ -27,7 +27,8 @@ def check_content(shard: Shard) -> Iterator[tuple[str, str]]:
     yield from _summed("positions", _check_positions(shard))
     yield from _summed("duplicate request", _check_requests(shard))
     for name, states in columns(shard).items():
-        found = statistics(states)
+        with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
+            found = statistics(states)
         if found.non_finite or found.zero_rows:
             yield from _bad_rows(shard, name, states, found)
         stored = shard.meta.statistics.get(name)
@@ -42,9 +43,10 @@ def row_faults(states: Array) -> tuple[np.ndarray, np.ndarray]:
     step = max(1, BLOCK_BYTES // max(4 * width, 1))
     broken, zero = np.zeros(rows, bool), np.zeros(rows, bool)
     for first in range(0, rows, step):
-        block = to_float32(states[first : first + step])
-        broken[first : first + step] = ~np.isfinite(block).all(axis=1)
-        zero[first : first + step] = ~block.any(axis=1)
+        with np.errstate(invalid="ignore"):
+            block = to_float32(states[first : first + step])
+            broken[first : first + step] = ~np.isfinite(block).all(axis=1)
+            zero[first : first + step] = ~block.any(axis=1)
     return broken, zero
 
 

@@ -45,8 +45,8 @@ class Dump:
 
     @property
     def name(self) -> str:
-        """The dump's own name, the directory's when the manifest cannot be read."""
-        return clean(self.manifest.dump if self.manifest else self.directory.name)
+        """The directory's name, by which the dump is found again even after it was copied."""
+        return clean(self.directory.resolve().name)
 
     def summary(self) -> dict[str, Any]:
         """The dump as one row of a list; `time` is the last commit's, or the manifest's."""
@@ -95,18 +95,6 @@ def find_dumps(root: Path) -> list[Dump]:
     if not root.is_dir():
         raise UsageError(f"{root} is not a directory", "Give a dump's directory, or the one that dumps are in")
     return [open_dump(directory) for directory in sorted(_dump_directories(root, SEARCH_DEPTH))]
-
-
-def find_dump(root: Path, name: str) -> Path:
-    """The directory of the dump called `name` below `root`.
-
-    Raises:
-        UsageError: there is no such dump.
-    """
-    for dump in find_dumps(root):
-        if name in (dump.name, dump.directory.name):
-            return dump.directory
-    raise UsageError(f"there is no dump {clean(name)} in {root}", "List them with: kimi-agent shards ls")
 
 
 def validated(path: Path, value: T) -> T:

@@ -73,12 +73,12 @@ def list_shards(directory: Path) -> dict[str, Any]:
 
 
 def show_shard(
-    directory: Path, name: str, *, sample: int = 0, samples: int = SAMPLES, tokens: int = TOKENS, token: int = 0
+    directory: Path, name: str, *, first: int = 0, samples: int = SAMPLES, tokens: int = TOKENS, token: int = 0
 ) -> dict[str, Any]:
     """One shard's tensors, statistics and samples; `more` says how many samples follow those shown.
 
     Args:
-        sample: the first sample shown.
+        first: the first sample shown.
         samples: the most samples shown.
         tokens: the most tokens shown, over all samples.
         token: the first token shown of each sample.
@@ -89,8 +89,8 @@ def show_shard(
     """
     dump = open_dump(directory)
     shard = _open(dump, name)
-    first, last = max(sample, 0), max(sample, 0) + max(samples, 0)
-    spans = _spans(shard, first, last, max(token, 0), min(max(tokens, 0), MAX_TOKENS))
+    first = max(first, 0)
+    spans = _spans(shard, first, first + max(samples, 0), max(token, 0), min(max(tokens, 0), MAX_TOKENS))
     ids = [number for span in spans for number in shard.token_ids[span.begin : span.end].tolist()]
     words = load_vocabulary(dump.manifest.model.get("path") if dump.manifest else None, ids)
     shown = list(_samples(shard, spans, words))
@@ -198,8 +198,9 @@ def _tokens(shard: Shard, span: _Span, words: Vocabulary) -> Iterator[dict[str, 
 
 def _norms(states: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Euclidean norm of each row of [N, H] states, not finite where the row is not: [N]."""
-    values = to_float32(states).astype(np.float64)
-    norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("nh,nh->n", values, values))
+    with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
+        values = to_float32(states).astype(np.float64)
+        norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("nh,nh->n", values, values))
     return norms
 
 

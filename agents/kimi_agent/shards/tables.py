@@ -1,7 +1,7 @@
 """The shards commands' answers as lines for a terminal."""
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ def size(count: float) -> str:
     return f"{count:.0f} {UNITS[place]}" if place == 0 or count >= 100 else f"{count:.3g} {UNITS[place]}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Aligned columns under their heads; the first `left` columns to the left, the rest to the right."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[str]:
+    """Columns under their heads, aligned to the left where `left` names them, else to the right."""
     lines = [head, *rows]
     widths = [max(_width(line[column]) for line in lines) for column in range(len(head))]
     return [
-        "  ".join(_pad(cell, widths[column], right=column >= left) for column, cell in enumerate(line)).rstrip()
+        "  ".join(_pad(cell, widths[column], right=column not in left) for column, cell in enumerate(line)).rstrip()
         for line in lines
     ]
 
@@ -40,7 +40,7 @@ def dump_table(root: Path, dumps: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     head = ("dump", "samples", "rows", "shards", "size", "last commit", "directory")
     problems = [f"! {dump['dump']}: {problem}" for dump in dumps for problem in dump["problems"]]
-    return [*table(head, rows), *problems]
+    return [*table(head, rows, left=(0, 6)), *problems]
 
 
 def shard_table(listing: Mapping[str, Any]) -> list[str]:
@@ -61,7 +61,7 @@ def shard_lines(shown: Mapping[str, Any]) -> list[str]:
     ]
     lines = [
         f"{shown['shard']}{'' if shown['committed'] else '  NOT COMMITTED'}",
-        *table(("tensor", "dtype", "shape"), tensors, left=3),
+        *table(("tensor", "dtype", "shape"), tensors, left=(0, 1, 2)),
         "",
         *_statistics(shown["statistics"]),
         "",
@@ -69,7 +69,7 @@ def shard_lines(shown: Mapping[str, Any]) -> list[str]:
     ]
     for sample in shown["samples"]:
         lines += _sample(sample)
-    return [*lines, f"{shown['more']} more samples, shown by --sample"] if shown["more"] else lines
+    return [*lines, f"{shown['more']} more samples, shown by --first and --samples"] if shown["more"] else lines
 
 
 def verify_lines(dump: Mapping[str, Any]) -> list[str]:
@@ -135,7 +135,9 @@ def _sample(sample: Mapping[str, Any]) -> Iterator[str]:
     ]  # fmt: skip
     if rows:
         norms = [f"norm {name}" for name in sample["tokens"][0]["norm"]]
-        yield from (f"  {line}" for line in table(("position", "id", "text", *norms, ""), rows, left=0))
+        yield from (
+            f"  {line}" for line in table(("position", "id", "text", *norms, ""), rows, left=(2, 3 + len(norms)))
+        )
     left = sample["rows"] - sample["first_token"] - len(rows)
     if left > 0:
         yield f"  {left} more tokens, shown by --tokens or --token"
