@@ -1,0 +1,53 @@
+"""The line numbers of a spool that match a pattern, found chunk by chunk."""
+
+import re
+from array import array
+from bisect import bisect_left
+from typing import Final
+
+from kimi_console.store.spool import LogSpool
+
+CHUNK: Final = 16_384
+"""Lines looked at in one step: some 20 ms."""
+
+
+class LogFilter:
+    """An index of matching lines that grows with the spool; one thread advances it at a time."""
+
+    def __init__(self, spool: LogSpool, pattern: re.Pattern[str], *, inverse: bool = False) -> None:
+        self._spool = spool
+        self._pattern = pattern
+        self._inverse = inverse
+        self._generation = spool.generation
+        self.indices: array[int] = array("Q")
+        """Numbers of the matching lines, ascending."""
+        self.scanned = 0
+        """Lines looked at."""
+        self.cancelled = False
+
+    @property
+    def behind(self) -> int:
+        """Lines of the spool not looked at yet."""
+        return len(self._spool) - self.scanned
+
+    def advance(self, limit: int = CHUNK) -> bool:
+        """Look at the next `limit` lines; whether there are more."""
+        if self._generation != self._spool.generation:
+            self._generation = self._spool.generation
+            self.indices = array("Q")
+            self.scanned = 0
+        stop = min(self.scanned + limit, len(self._spool))
+        found = self._spool.matches(self._pattern, self.scanned, stop, inverse=self._inverse)
+        if self._generation == self._spool.generation:
+            self.indices.extend(found)
+            self.scanned = stop
+        return not self.cancelled and self.behind > 0
+
+    def build(self) -> None:
+        """Look at all lines, for a thread; `cancelled` ends it at the next chunk."""
+        while self.advance():
+            pass
+
+    def place(self, line: int) -> int:
+        """Where a line number stands among the matches, or would stand."""
+        return bisect_left(self.indices, line)

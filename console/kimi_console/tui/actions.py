@@ -1,0 +1,140 @@
+"""Everything the operator can do, once: bindings, footer, command palette and help are made from this table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kimi_console.source.session import Session
+from kimi_console.tui.panes.dump import active
+
+Reason = Callable[[Session], str]
+"""Why an action cannot be done now, in words; empty when it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do."""
+
+    id: str
+    key: str
+    """Textual's name of the key."""
+    shown: str
+    """The key as the operator reads it."""
+    label: str
+    """One or two words, for the footer."""
+    help: str
+    """One sentence, for palette and help."""
+    group: str
+    why_not: Reason
+    rank: int = 0
+    """Place in the footer, smallest first; 0 is not in the footer."""
+
+
+def _always(session: Session) -> str:
+    return ""
+
+
+def _acts(session: Session) -> str:
+    if session.control is None:
+        return "a recording cannot be acted on: connect to a host"
+    if session.control.read_only:
+        return "this connection is read-only: connect again without --read-only"
+    if session.link.state != "live":
+        return f"the link is {session.link.state}: wait, or press r to try at once"
+    return ""
+
+
+def _asks(session: Session) -> str:
+    if session.control is None:
+        return "a recording has no agent to ask: connect to a host"
+    return "" if session.link.state == "live" else f"the link is {session.link.state}: wait, or press r to try at once"
+
+
+def _launch(session: Session) -> str:
+    run = session.state.run
+    if run is not None and run.alive:
+        return f"run {run.started.run} is still there: stop it first (s)"
+    return _acts(session)
+
+
+def _stop(session: Session) -> str:
+    run = session.state.run
+    if run is None:
+        return "nothing runs"
+    return _acts(session) if run.alive else f"run {run.started.run} has already ended"
+
+
+def _dump(session: Session) -> str:
+    run = session.state.run
+    if run is None or not run.alive:
+        return "nothing runs: launch a profile with capture first"
+    if not run.started.capture:
+        return "capture is off in this run's profile: set [capture] enabled = true and launch again"
+    if not active(run) and not any(report.writer for report in run.capture):
+        return "no rank's capture plugin has reported yet"
+    return _acts(session)
+
+
+def _has_run(session: Session) -> str:
+    return "" if session.state.run is not None else "there has been no run yet"
+
+
+def _has_verdict(session: Session) -> str:
+    run = session.state.run
+    return "" if run is not None and run.verdict is not None else "the doctor has not said anything yet"
+
+
+def _redial(session: Session) -> str:
+    if session.control is None:
+        return "there is no link to redial"
+    return "the link is up" if session.link.state == "live" else ""
+
+
+PANES: Final = ("launch", "why", "ranks", "throughput", "host", "log", "dump")
+
+ACTIONS: Final[tuple[Action, ...]] = (
+    Action("launch", "l", "l", "launch", "Launch a profile: shows the exact command line and its problems first.",
+           "server", _launch, 1),
+    Action("stop", "s", "s", "stop", "Stop the server, after asking, and check that all it held is released.",
+           "server", _stop, 2),
+    Action("dump", "D", "D", "dump", "Start a dump of hidden states, or end the one that is written.",
+           "capture", _dump, 3),
+    Action("inspect", "i", "i", "inspect", "Look into dumps, shards, samples and tokens.", "capture", _asks, 5),
+    Action("doctor", "d", "d", "doctor", "Show the verdict with all its evidence.", "understand", _has_verdict, 4),
+    Action("explain", "e", "e", "explain", "Explain the cells of the pane that is chosen.", "understand", _always, 12),
+    Action("events", "E", "E", "events", "List every change of state and verdict.", "understand", _always, 13),
+    Action("command", "c", "c", "command", "Show and copy the exact command line of the run.",
+           "understand", _has_run, 14),
+    Action("search", "slash", "/", "search", "Search the log: text, /regex/ or a rank like TP3.", "log", _always, 6),
+    Action("next", "n", "n", "next", "Go to the next match.", "log", _always),
+    Action("previous", "N", "N", "previous", "Go to the match before.", "log", _always),
+    Action("filter", "f", "f", "filter", "Show only matching lines of the log; ! before it shows the others.",
+           "log", _always, 7),
+    Action("follow", "end", "End", "follow", "Go to the log's end and follow it.", "log", _always),
+    Action("zoom", "z", "z", "zoom", "Give the chosen pane the whole screen, or take it back.", "screen", _always, 8),
+    *(
+        Action(f"pane_{pane}", str(number), str(number), pane, f"Choose the {pane} pane.", "screen", _always)
+        for number, pane in enumerate(PANES, 1)
+    ),
+    Action("theme", "t", "t", "theme", "Choose a theme.", "screen", _always),
+    Action("redial", "r", "r", "redial", "Try to connect at once.", "screen", _redial, 1),
+    Action("help", "question_mark", "?", "help", "Show all keys.", "screen", _always, 10),
+    Action("palette", "ctrl+p", "^p", "palette", "Find a command by its name.", "screen", _always, 11),
+    Action("quit", "q", "q", "quit", "Leave the console; the server goes on.", "screen", _always, 15),
+)  # fmt: skip
+
+BY_ID: Final = {action.id: action for action in ACTIONS}
+GROUPS: Final = ("server", "capture", "understand", "log", "screen")
+
+
+def footer_actions(session: Session) -> list[Action]:
+    """What applies now, the most useful first."""
+    shown = [action for action in ACTIONS if action.rank and not action.why_not(session)]
+    return sorted(shown, key=lambda action: action.rank)
+
+
+def footer_label(action: Action, session: Session) -> str:
+    """The action's word, as it stands now."""
+    if action.id == "dump":
+        return "end dump" if active(session.state.run) else "dump"
+    return action.label

@@ -1,0 +1,140 @@
+"""The console's app: one session, one board."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App
+from textual.screen import Screen
+from textual.theme import BUILTIN_THEMES
+
+from kimi_agent.errors import KimiError
+from kimi_agent.profile import Profile
+from kimi_console.paths import themes_dir
+from kimi_console.source.session import Session
+from kimi_console.tui.actions import BY_ID
+from kimi_console.tui.board import Board
+from kimi_console.tui.clock import HostClock
+from kimi_console.tui.palette import ActionProvider
+from kimi_console.tui.terminal import check_terminal, leave_with_terminal, no_color
+from kimi_console.tui.theme import ANSI_VARIABLES, DEFAULT, load_themes
+
+Board.COMMANDS = {ActionProvider}
+
+
+class KimiApp(App[None]):
+    """Draws a session and acts on it.
+
+    Args:
+        session: what is shown; the app runs it and lets go of it.
+        profiles: what the launch form offers, as files or already read.
+        on_ready: id of an action to do once there is something to act on, such as `launch`.
+        ascii: draw with ASCII only.
+        theme: name of a theme; an unknown one is said and the default taken.
+        clock: the host's clock.
+    """
+
+    CSS_PATH = "kimi.tcss"
+    TITLE = "kimi-console"
+    COMMANDS: ClassVar[set[Any]] = set()
+    ESCAPE_TO_MINIMIZE = False
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        profiles: Sequence[Path | Profile] = (),
+        on_ready: str | None = None,
+        ascii: bool = False,  # noqa: A002 - the option's name
+        theme: str | None = None,
+        clock: HostClock | None = None,
+    ) -> None:
+        plain = no_color(os.environ)
+        super().__init__(ansi_color=True if plain else None)
+        self.session = session
+        self.owns_terminal = False
+        """Whether to leave when the terminal goes; set by `run_app`."""
+        self._on_ready = on_ready
+        self._board = Board(session, profiles, clock or HostClock(), ascii=ascii)
+        self._warnings: list[str] = []
+        if plain:
+            self.add_class("-no-color")
+        self._load_themes(theme)
+
+    def _load_themes(self, wanted: str | None) -> None:
+        themes = load_themes(themes_dir())
+        self._warnings += themes.warnings
+        for name in BUILTIN_THEMES:
+            if not name.startswith("ansi-"):
+                self.unregister_theme(name)
+        for theme in themes.found.values():
+            self.register_theme(theme)
+        if wanted is not None and wanted not in self.available_themes:
+            self._warnings.append(f"there is no theme {wanted}: one of {', '.join(sorted(self.available_themes))}")
+            wanted = None
+        fallback = DEFAULT if DEFAULT in themes.found else "ansi-dark"
+        self.theme = wanted or fallback
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Colours for themes that do not name the console's own variables."""
+        return ANSI_VARIABLES
+
+    def get_default_screen(self) -> Screen[None]:
+        """The board."""
+        return self._board
+
+    def on_mount(self) -> None:
+        """Start the session, and say what was wrong with themes."""
+        if self.owns_terminal:
+            leave_with_terminal(self)
+        self.session.on_change(self._first_batch)
+        self.run_worker(self._watch(), group="session", exit_on_error=False)
+        for warning in self._warnings:
+            self.notify(warning, severity="warning", markup=False)
+
+    async def _watch(self) -> None:
+        try:
+            await self.session.run()
+        except KimiError as error:
+            self.notify(str(error), severity="error", timeout=30, markup=False)
+
+    def _first_batch(self) -> None:
+        if self._on_ready is not None and self.session.link.state != "connecting":
+            action, self._on_ready = self._on_ready, None
+            if action in BY_ID:
+                self.call_later(self._board.action_run, action)
+
+    async def action_quit(self) -> None:
+        """Leave; a server that runs goes on, and the last line says so."""
+        run, agent = self.session.state.run, self.session.state.agent
+        if self.session.control is None or run is None or not run.alive or agent is None:
+            self.exit()
+            return
+        where = f"{agent.host}, pid {run.started.pid}, port {run.started.port}"
+        self.exit(message=Text(f"The server goes on: {where}. Connect again to see it."))
+
+
+async def run_app(
+    session: Session,
+    *,
+    profiles: Sequence[Path | Profile] = (),
+    on_ready: str | None = None,
+    ascii: bool = False,  # noqa: A002 - the option's name
+    theme: str | None = None,
+    mouse: bool = True,
+) -> int:
+    """Show a session until the operator leaves; the exit code.
+
+    Raises:
+        UsageError: there is no terminal that can show it.
+    """
+    check_terminal(os.environ)
+    app = KimiApp(session, profiles=profiles, on_ready=on_ready, ascii=ascii, theme=theme)
+    app.owns_terminal = True
+    try:
+        await app.run_async(mouse=mouse)
+    finally:
+        await session.close()
+    return app.return_code or 0

@@ -1,0 +1,56 @@
+"""From styled lines to the screen: the one place where roles become colours, and untrusted text is made harmless."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from kimi_agent.text import clean
+from kimi_console.tui.cells import ROLES, Role, Span, crop, to_ascii, width
+
+ROLE_CLASSES: Final = frozenset(f"role--{role}" for role in ROLES)
+"""Component classes of every widget that paints with roles; `kimi.tcss` gives them their colours."""
+
+
+class Brush:
+    """A widget's colours for the roles, read once for each theme."""
+
+    def __init__(self, widget: Widget) -> None:
+        self._widget = widget
+        self._styles: dict[Role, Style] = {}
+        self._key: object = None
+        self.ascii = False
+
+    def style(self, role: Role) -> Style:
+        """The style of a role in the present theme."""
+        key = (self._widget.app.theme, self._widget.has_class("-stale"), self._widget.background_colors)
+        if key != self._key:
+            self._styles.clear()
+            self._key = key
+        style = self._styles.get(role)
+        if style is None:
+            style = self._widget.get_component_rich_style(f"role--{role}")
+            self._styles[role] = style
+        return style
+
+    def strip(self, line: Sequence[Span], cells: int, base: Role = "plain") -> Strip:
+        """A line as exactly `cells` cells; `base` styles the empty rest."""
+        harmless = [(self._harmless(text), role) for text, role in line]
+        segments = [Segment(text, self.style(role)) for text, role in crop(harmless, cells) if text]
+        used = width((segment.text, "plain") for segment in segments)
+        if used < cells:
+            segments.append(Segment(" " * (cells - used), self.style(base)))
+        return Strip(segments, cells)
+
+    def _harmless(self, text: str) -> str:
+        if not text.isprintable():
+            text = clean(text)
+        return to_ascii(text) if self.ascii else text
+
+
+def plain(lines: Iterable[Sequence[Span]]) -> str:
+    """Lines as text to copy."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)

@@ -1,0 +1,115 @@
+"""Launch: the phases of the start, this one beside the last good one, rank by rank."""
+
+from kimi_agent.model.phases import MEANING, ORDER, PHASES
+from kimi_agent.model.state import RunState
+from kimi_console.tui import format as fmt
+from kimi_console.tui.cells import Line, Role, Span, fit
+from kimi_console.tui.panes.base import Drawing, PaneSpec
+from kimi_console.tui.view import PhaseSpan, View, front, phase_spans, run_end
+
+BAR = 8
+
+
+def _depends(view: View) -> tuple[object, ...]:
+    run = view.run
+    if run is None:
+        return (view.read_only, view.replay)
+    moving = run.alive and run.ready_time is None
+    clock = int(view.now) if moving else 0
+    return (run.ranks, run.progress, run.status, run.exited, view.good_start(), clock, view.lost)
+
+
+def draw(view: View, width: int, height: int) -> Drawing:
+    """One line a phase; a progress bar's position below them."""
+    run = view.run
+    if run is None:
+        return Drawing([("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
+    spans, good = phase_spans(run), view.good_start()
+    reference = "last good" if width >= 56 else "good"
+    heading = f"   {'phase':<14}{'now':>8}{reference:>{_good_width(width)}}"
+    lines: list[Line] = [[(heading + ("     ranks past it" if width >= 44 else ""), "dim")]]
+    lines += [_row(view, run, phase, spans.get(phase), width) for phase in PHASES[:-1]]
+    footer = _progress(run, width) if run.ready_time is None else None
+    if footer:
+        lines.append(footer)
+    elif good is None and len(lines) < height:
+        text = " last good – : no start of this model and layout was seen yet"
+        lines.append([(fit(text, width), "dim")])
+    return Drawing(_title(run), lines)
+
+
+def _how_to_launch(view: View) -> str:
+    if view.replay:
+        return " no launch in this recording so far"
+    return " nothing runs: this connection is read-only" if view.read_only else " press l to launch a profile"
+
+
+def _good_width(width: int) -> int:
+    return 12 if width >= 56 else 8
+
+
+def _title(run: RunState) -> Line:
+    if run.ready_time is not None:
+        return [(f"ready in {fmt.duration(run.ready_time - run.time)}", "dim")]
+    if run.exited is not None:
+        return [(f'ended in "{front(run)}"', "bad")]
+    return [(f"{run.past(front(run))}/{len(run.ranks)} past {front(run)}", "dim")] if run.ranks else []
+
+
+def _row(view: View, run: RunState, phase: str, span: PhaseSpan | None, width: int) -> Line:
+    total, past = len(run.ranks), run.past(phase)
+    good = view.good_start()
+    reference = good.phases.get(phase) if good else None
+    over = span is not None and span.end is None
+    took = None if span is None else (span.end or run_end(run, view.now)) - span.start
+    mark, role = _mark(run, phase, past, over)
+    slow = over and reference is not None and took is not None and took > 1.5 * reference + 5
+    shown: Role = "warn" if slow else "bright" if over else "dim" if past == total else "plain"
+    line: Line = [(f" {mark} ", role), (f"{phase:<14}", "bright" if over else "plain" if past else "dim")]
+    line.append((f"{fmt.duration(took) if span else '':>8}", shown))
+    line.append((f"{fmt.duration(reference):>{_good_width(width)}}", "dim"))
+    if width >= 44 and (span is not None or past):
+        line += _ranks_past(run, phase, past, total, width - 3 - 14 - 8 - _good_width(width))
+    return line
+
+
+def _mark(run: RunState, phase: str, past: int, over: bool) -> Span:
+    if past == len(run.ranks) and past:
+        return "✓", "good"
+    if over and (not run.alive or run.status in ("HUNG", "FAILED")):
+        return "✖", "bad"
+    return ("▸", "move") if over or past else ("·", "dim")
+
+
+def _ranks_past(run: RunState, phase: str, past: int, total: int, room: int) -> Line:
+    full, empty = fmt.bar(past, total, BAR)
+    role: Role = "dim" if past == total else "move"
+    line: Line = [("     ", "plain"), (full, role), (empty, "rule"), (f" {past}/{total}", role)]
+    late = run.laggards(phase)
+    if 0 < past < total:
+        names = "   " + " ".join(late)
+        spare = room - 5 - BAR - len(f" {past}/{total}")
+        line.append((names if len(names) <= spare else fit(f"   {len(late)} late", spare), "warn"))
+    return line
+
+
+def _progress(run: RunState, width: int) -> Line | None:
+    progress = run.progress
+    if progress is None or not run.ranks or ORDER[progress.phase] < ORDER[front(run)]:
+        return None
+    full, empty = fmt.bar(progress.done, progress.total, 16 if width >= 44 else 8)
+    text = f"   {progress.what} {progress.done}/{progress.total}  "
+    return [(fit(text, max(0, width - 24)), "plain"), (full, "move"), (empty, "rule"),
+            (f" {fmt.share(progress.done, progress.total):>5}", "dim")]  # fmt: skip
+
+
+LAUNCH = PaneSpec(
+    "launch", 1, "Launch", _depends, draw,
+    (
+        *((phase, MEANING[phase]) for phase in PHASES[:-1]),
+        ("now", "from the first rank that entered the phase to the last that left it, from the server's log"),
+        ("last good", "the same of the last start that became ready, of this model and tensor-parallel size, that "
+                      "this console saw; a phase that takes half as long again is marked"),
+        ("ranks past it", "how many ranks have left the phase, and which have not"),
+    ),
+)  # fmt: skip

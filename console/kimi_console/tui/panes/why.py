@@ -1,0 +1,108 @@
+"""Why: the doctor's verdict, with what it rests on."""
+
+from kimi_agent.model.events import Verdict
+from kimi_console.tui import format as fmt
+from kimi_console.tui.cells import Line, Role, crop, hanging, paragraphs, spread, wrap
+from kimi_console.tui.panes.base import Drawing, PaneSpec
+from kimi_console.tui.view import GLYPHS, View
+
+EVIDENCE_SHOWN = 5
+
+
+def _depends(view: View) -> tuple[object, ...]:
+    run = view.run
+    if run is None:
+        return (None,)
+    return (run.verdict, run.status, run.status_reason, run.exited, view.lost)
+
+
+def headline(verdict: Verdict, status: str) -> Line:
+    """`✖ HUNG  dead rank TP1`."""
+    glyph, role = GLYPHS.get(status, ("·", "plain"))
+    if status not in ("SLOW", "HUNG", "FAILED"):
+        glyph, role = "⚠", "warn"
+    word = "SLOW, NOT HUNG" if status == "SLOW" else status
+    kind = verdict.kind.replace("_", " ") + (f" {verdict.rank}" if verdict.rank else "")
+    return [(f"{glyph} {word}", role), (f"  {kind}", "bright")]
+
+
+def one_line(view: View, cells: int) -> Line:
+    """The verdict where there is room for one line only."""
+    run = view.run
+    if run is None:
+        return [(" nothing runs", "dim")]
+    if run.verdict is None or run.verdict.kind == "none":
+        return crop([(f" {run.status_reason or 'no problem seen'}", "dim")], cells)
+    line = [(" ", "plain"), *headline(run.verdict, run.status), (f"  {run.verdict.summary}", "plain")]
+    return crop(line, cells)
+
+
+def draw(view: View, width: int, height: int) -> Drawing:
+    """Headline, summary, evidence, what it is not, what to do; nothing but one quiet line when all is well."""
+    run = view.run
+    if run is None:
+        return Drawing([], [[(" nothing runs", "dim")]])
+    verdict = run.verdict
+    if verdict is None or verdict.kind == "none":
+        return Drawing([], _quiet(view, width))
+    confidence: Line = [(f"confidence {verdict.confidence:.2g} ", "dim")]
+    lines = [spread([(" ", "plain"), *headline(verdict, run.status)], confidence, width)]
+    lines += paragraphs(verdict.summary, "bright", width, "   " if width > 80 else " ")
+    advice = _labelled("Do", verdict.advice, "accent", "plain", width)
+    ruled_out = _labelled("not", (" · ".join(verdict.ruled_out),) if verdict.ruled_out else (), "dim", "dim", width)
+    room = height - len(lines) - len(advice) - 1
+    for index, text in enumerate(verdict.evidence[:EVIDENCE_SHOWN]):
+        item = _evidence(text, width)
+        hidden = len(verdict.evidence) - index
+        if len(item) > room:
+            lines.append([(f"   … {hidden} more: d", "dim")])
+            room = 0
+            break
+        lines += item
+        room -= len(item)
+    lines += ruled_out[: max(0, room)]
+    return Drawing([], [*lines, *advice][:height])
+
+
+def _quiet(view: View, width: int) -> list[Line]:
+    run = view.run
+    if run is None:
+        return []
+    if run.exited is not None:
+        asked = "stopped by the operator" if run.exited.asked else "ended by itself"
+        lines = paragraphs(f"{asked}, exit code {fmt.DASH if run.exited.code is None else run.exited.code}",
+                           "dim" if run.exited.asked else "bad", width)  # fmt: skip
+        left = [line for text in run.exited.left for line in paragraphs(f"left behind: {text}", "warn", width)]
+        return lines + left
+    if run.verdict is None and run.status not in ("READY", "STARTING"):
+        return paragraphs(run.status_reason or "the doctor has not looked yet", "plain", width)
+    text = "no problem seen" if run.verdict is not None else "the doctor has seen nothing to explain so far"
+    reason = paragraphs(run.status_reason, "dim", width) if run.status_reason else []
+    return [*paragraphs(text, "dim", width), *reason]
+
+
+def _evidence(text: str, width: int) -> list[Line]:
+    source, _, rest = text.partition(" ")
+    source, rest = source.rstrip(":"), rest.strip()
+    return hanging([(f"   {source:<7}", "dim")], rest, "plain", width - 1)
+
+
+def _labelled(label: str, texts: tuple[str, ...], label_role: Role, role: Role, width: int) -> list[Line]:
+    lines: list[Line] = []
+    for text in texts:
+        for line in wrap(text, max(8, width - 11)):
+            lines.append([(f"   {label:<7}", label_role), (line, role)])
+            label = ""
+    return lines
+
+
+WHY = PaneSpec(
+    "why", 2, "Why", _depends, draw,
+    (
+        ("verdict", "the agent's doctor, from the log, /proc, NVML, stacks and ports; it never stops anything"),
+        ("confidence", "0 to 1: how surely the evidence separates this cause from the others"),
+        ("log proc nvml stack port plugin", "where a line of evidence was read"),
+        ("not", "causes that were checked and ruled out, each with its reason"),
+        ("Do", "what helps; d shows everything in full"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,176 @@
+"""The launch form: a profile, the exact command line it gives, what would go wrong; Enter launches."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from kimi_agent.errors import KimiError
+from kimi_agent.profile import Profile
+from kimi_console.source.base import Control
+from kimi_console.tui.bar import Bar
+from kimi_console.tui.cells import Line, left, paragraphs
+from kimi_console.tui.pane import rule
+from kimi_console.tui.profiles import Choice, choices, from_path
+from kimi_console.tui.rows import Rows
+
+
+class LaunchForm(ModalScreen[str | None]):
+    """Dismissed with the launched run's id, or `None`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", show=False),
+        Binding("p", "path", show=False),
+    ]
+
+    def __init__(
+        self,
+        control: Control,
+        profiles: Sequence[Path | Profile],
+        host: str,
+        *,
+        ascii: bool = False,  # noqa: A002
+    ) -> None:
+        super().__init__()
+        self._control = control
+        self._choices = choices(profiles)
+        self._checked: Choice | None = None
+        """The profile whose preflight is shown."""
+        self._problems = 0
+        self._warned = False
+        self._rule = Bar(ascii=ascii)
+        self._host = host
+        self._profiles = Rows(choosing=True, ascii=ascii, id="profiles")
+        self._findings = Rows(ascii=ascii, id="findings")
+        self._path = Bar([(" path ", "dim")], ascii=ascii)
+        self._foot = Bar(ascii=ascii)
+
+    def compose(self) -> ComposeResult:
+        """Profiles, a path, the findings."""
+        with Vertical(classes="sheet"):
+            yield self._rule
+            yield self._profiles
+            with Horizontal(id="path-line"):
+                yield self._path
+                yield Input(placeholder="a profile's TOML file on this machine", compact=True, id="path")
+            yield self._findings
+            yield self._foot
+
+    def on_mount(self) -> None:
+        """Check the first profile at once."""
+        self._list(0)
+        if self._choices:
+            self._profiles.focus()
+            self._check(self._choices[0])
+        else:
+            self.query_one("#path", Input).focus()
+            self._show_findings(paragraphs("no profile is known yet: type the path of one and press Enter", "dim", 80))
+        self._hint("Enter launch  p path  Esc back")
+        self.call_after_refresh(self.on_resize)
+
+    def on_resize(self) -> None:
+        """The rule has the sheet's width."""
+        self._rule.show(rule([("Launch", "title"), (f"  on {self._host}", "dim")], max(1, self._rule.size.width), {}))
+
+    def _list(self, cursor: int) -> None:
+        lines: list[Line] = [
+            [(" " + left(choice.name, 24), "bright"), (f" {choice.where}", "bad" if choice.error else "dim")]
+            for choice in self._choices
+        ]
+        self._profiles.fill(lines, cursor=cursor)
+
+    def _hint(self, text: str) -> None:
+        self._foot.show([(f" {text}", "dim")])
+
+    def on_rows_moved(self, event: Rows.Moved) -> None:
+        """Another profile: check it."""
+        if event.rows is self._profiles and event.row < len(self._choices):
+            self._check(self._choices[event.row])
+
+    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+        """Enter launches; with problems only at the second time."""
+        if event.rows is not self._profiles or event.row >= len(self._choices):
+            return
+        choice = self._choices[event.row]
+        if choice is not self._checked:
+            self._hint("still checking this profile: Enter again when its command line is shown")
+        elif self._problems and not self._warned:
+            self._warned = True
+            self._hint(f"{self._problems} problems: Enter once more launches in spite of them  Esc back")
+        elif choice.tables is not None:
+            self._launch(choice.tables)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """A path: read it and put it first."""
+        event.stop()
+        if not event.value.strip():
+            return
+        self._choices.insert(0, from_path(Path(event.value.strip())))
+        self._list(0)
+        self._profiles.focus()
+        self._check(self._choices[0])
+
+    @work(group="preflight", exclusive=True, exit_on_error=False)
+    async def _check(self, choice: Choice) -> None:
+        self._checked, self._problems, self._warned = None, 0, False
+        if choice.tables is None:
+            self._show_findings(paragraphs(choice.error, "bad", self._cells))
+            return
+        self._show_findings([[(" checking…", "dim")]])
+        try:
+            answer = await self._control.request("preflight", profile=choice.tables)
+        except KimiError as error:
+            self._show_findings(self._error(error))
+            return
+        self._checked = choice
+        self._problems = len(answer["problems"])
+        self._show_findings(self._answer(answer))
+        self._hint("Enter launch  p path  Esc back")
+
+    @work(group="launch", exclusive=True, exit_on_error=False)
+    async def _launch(self, tables: dict[str, Any]) -> None:
+        self._hint("launching…")
+        try:
+            answer = await self._control.request("launch", profile=tables)
+        except KimiError as error:
+            self._show_findings(self._error(error))
+            self._hint("Enter try again  Esc back")
+            return
+        self.dismiss(str(answer["run"]))
+
+    @property
+    def _cells(self) -> int:
+        return max(20, self._findings.size.width - 2)
+
+    def _error(self, error: KimiError) -> list[Line]:
+        return [*paragraphs(f"✖ {error.message}", "bad", self._cells),
+                *(paragraphs(error.hint, "plain", self._cells, "   ") if error.hint else [])]  # fmt: skip
+
+    def _answer(self, answer: dict[str, Any]) -> list[Line]:
+        lines: list[Line] = []
+        for problem in answer["problems"]:
+            lines += paragraphs(f"✖ {problem['message']}", "bad", self._cells)
+            if problem.get("hint"):
+                lines += paragraphs(str(problem["hint"]), "plain", self._cells, "   ")
+        if not lines:
+            lines.append([(" ✓ nothing speaks against this launch", "good")])
+        lines += [[], [(" command line", "dim")]]
+        return lines + paragraphs(shlex.join(map(str, answer["argv"])), "plain", self._cells)
+
+    def _show_findings(self, lines: list[Line]) -> None:
+        self._findings.fill(lines)
+
+    def action_path(self) -> None:
+        """Type a path."""
+        self.query_one("#path", Input).focus()
+
+    def action_close(self) -> None:
+        """Leave without a launch."""
+        self.dismiss(None)
