@@ -45,7 +45,12 @@ class Board(Screen[None]):
     ]
 
     def __init__(
-        self, session: Session, profiles: Sequence[Path | Profile], clock: HostClock, *, ascii: bool = False  # noqa: A002
+        self,
+        session: Session,
+        profiles: Sequence[Path | Profile],
+        clock: HostClock,
+        *,
+        ascii: bool = False,  # noqa: A002
     ) -> None:
         super().__init__()
         self.session = session
@@ -131,7 +136,8 @@ class Board(Screen[None]):
         if run is not None and run.verdict is not None and run.status in ("HUNG", "FAILED"):
             alarm = len(WHY.draw(view, cells, 40).lines)
         return Situation(
-            ranks=len(run.ranks) if run else 0, alarm=alarm, dump=len(DUMP.draw(view, cells, 6).lines),
+            ranks=len(run.ranks) if run else 0, alarm=alarm,
+            dump=len(DUMP.draw(view, cells, 6).lines) if dump.active(run) or not alarm else 0,
             chosen=self._shown_pane(view), zoomed=self.zoomed,
         )  # fmt: skip
 
@@ -186,7 +192,7 @@ class Board(Screen[None]):
             self.doers()[name]()
         self.draw()
 
-    def doers(self) -> dict[str, Callable[[], None]]:
+    def doers(self) -> dict[str, Callable[[], object]]:
         """What does each action of the registry (but for the panes' numbers)."""
         log = self._log
         return {
@@ -200,8 +206,9 @@ class Board(Screen[None]):
             "search": lambda: log.ask("search"), "filter": lambda: log.ask("filter"),
             "next": lambda: log.view.find_again(backward=False),
             "previous": lambda: log.view.find_again(backward=True),
-            "follow": log.view.action_follow, "zoom": self._zoom, "theme": self._themes,
-            "palette": self._palette, "quit": lambda: self.app.call_later(self.app.action_quit),
+            "follow": log.view.action_follow,
+            "zoom": self._zoom, "theme": self.app.search_themes,
+            "palette": self.app.action_command_palette, "quit": lambda: self.app.call_later(self.app.action_quit),
         }  # fmt: skip
 
     def choose(self, pane: str) -> None:
@@ -226,12 +233,6 @@ class Board(Screen[None]):
         if not self.zoomed:
             self.chosen = self._focused()
         self.zoomed = not self.zoomed
-
-    def _palette(self) -> None:
-        self.app.action_command_palette()
-
-    def _themes(self) -> None:
-        self.app.search_themes()
 
     def _sheet(self, title: str, lines: Content, *, end: bool = False) -> None:
         self.app.push_screen(Sheet(title, lines, end=end, ascii=self._ascii))
@@ -262,5 +263,3 @@ class Board(Screen[None]):
             self.chosen = None
             log.focus()
         self.draw()
-
-

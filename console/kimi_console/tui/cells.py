@@ -7,8 +7,8 @@ from typing import Final, Literal, get_args
 from rich.cells import cell_len, set_cell_size
 
 Role = Literal[
-    "plain", "dim", "bright", "good", "move", "warn", "bad", "accent", "title", "rule", "stale", "match", "cursor", "focus",
-    "heat0", "heat1", "heat2", "heat3", "heat4", "rank0", "rank1", "rank2", "rank3",
+    "plain", "dim", "bright", "good", "move", "warn", "bad", "accent", "title", "rule", "stale", "match", "cursor",
+    "focus", "heat0", "heat1", "heat2", "heat3", "heat4", "rank0", "rank1", "rank2", "rank3",
 ]  # fmt: skip
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 

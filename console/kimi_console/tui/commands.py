@@ -21,7 +21,12 @@ class Commands:
     """Launch, stop, dump, inspect and redial, for one board."""
 
     def __init__(
-        self, screen: Screen[Any], session: Session, profiles: Sequence[Path | Profile], *, ascii: bool = False  # noqa: A002
+        self,
+        screen: Screen[Any],
+        session: Session,
+        profiles: Sequence[Path | Profile],
+        *,
+        ascii: bool = False,  # noqa: A002
     ) -> None:
         self._screen = screen
         self._session = session

@@ -60,7 +60,7 @@ def plan(width: int, height: int, now: Situation) -> dict[str, Box]:
 
 def _wide(width: int, height: int, now: Situation) -> dict[str, Box]:
     left = round(width * 0.59)
-    rest, right = width - left, left
+    right, rest = left, width - left
     middle = max(MIDDLE, min(now.ranks + 2, height - 2 - TOP - LOG - 1 - now.dump))
     y_middle, y_log = 1 + TOP, 1 + TOP + middle
     dump = min(1 + now.dump, height - 1 - y_log - LOG)
@@ -71,11 +71,7 @@ def _wide(width: int, height: int, now: Situation) -> dict[str, Box]:
         "dump": Box(0, y_dump, width, dump),
     }
     if now.alarm:
-        why = max(1, min(now.alarm + 1, y_dump - y_log - (LOG - 1)))
-        return boxes | {
-            "throughput": Box(right, 1, rest, TOP), "host": Box(right, y_middle, rest, middle),
-            "why": Box(0, y_log, width, why), "log": Box(0, y_log + why, width, y_dump - y_log - why),
-        }  # fmt: skip
+        return boxes | _alarm(boxes, width, now.alarm, y_log)
     rates = 6 if middle < 12 else 7
     return boxes | {
         "why": Box(right, 1, rest, TOP), "throughput": Box(right, y_middle, rest, rates),
@@ -84,12 +80,27 @@ def _wide(width: int, height: int, now: Situation) -> dict[str, Box]:
     }  # fmt: skip
 
 
+def _alarm(boxes: dict[str, Box], width: int, lines: int, y: int) -> dict[str, Box]:
+    """The verdict takes the log's width, and as much of its height as it wants; the log's end stands at its place."""
+    left, middle, room = boxes["launch"].width, boxes["ranks"], boxes["dump"].y - y
+    rest, why = width - left, room if lines + 1 > room - LOG else lines + 1
+    found = {"why": Box(0, y, width, why)}
+    if why < room:
+        found["log"] = Box(0, y + why, width, room - why)
+        found["throughput"] = Box(left, 1, rest, TOP)
+        return found | {"host": Box(left, middle.y, rest, middle.height)}
+    return found | {"log": Box(left, 1, rest, TOP), "host": Box(left, middle.y, rest, middle.height)}
+
+
 def _narrow(width: int, height: int, now: Situation) -> dict[str, Box]:
     boxes = {"verdict": Box(0, 1, width, 1), "dumpline": Box(0, height - 2, width, 1)}
     room = height - 4
     if now.chosen == "log":
         return boxes | {"log": Box(0, 2, width, room)}
-    wanted = {"launch": TOP, "why": 14, "ranks": now.ranks + 2, "throughput": 7, "host": 6, "dump": 4}
+    wanted = {
+        "launch": TOP if now.ranks else 3, "why": max(6, now.alarm + 1), "ranks": now.ranks + 2,
+        "throughput": 7, "host": 6, "dump": 4,
+    }  # fmt: skip
     pane = max(3, min(wanted.get(now.chosen, TOP), room - LOG))
     return boxes | {now.chosen: Box(0, 2, width, pane), "log": Box(0, 2 + pane, width, room - pane)}
 

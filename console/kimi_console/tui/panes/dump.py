@@ -65,7 +65,8 @@ def summary(view: View, cells: int) -> Line:
     line: Line = [
         (f"{glyph} {dump.state}", role), (f"  {dump.dump}", "bright"),
         (f"  captured {fmt.short(dump.captured)}", "plain"),
-        (f"  missing {fmt.short(missing)}", "warn" if missing else "dim"), (f"  {dump.shards} shards", "plain"),
+        (f"  missing {fmt.short(missing)}", "warn" if missing else "dim"),
+        (f"  {fmt.count(dump.shards)} shards", "plain"),
     ]  # fmt: skip
     return crop(line, cells)
 
@@ -87,7 +88,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
         title.append((f"  {age}", "stale"))
     else:
         title.append((f"  {_layers(run)}", "dim"))
-    lines = [_accounts(dump, base), _disk(dump, base)]
+    lines = [_accounts(dump, base), _speed(dump, base), _disk(dump, base)]
     lines += [line for error in dump.errors[-2:] for line in paragraphs(f"✖ {error}", "bad", width)]
     return Drawing(title, [crop(line, width) for line in lines][:height])
 
@@ -130,18 +131,26 @@ def _accounts(dump: DumpSampled, base: Role) -> Line:
         (f"{fmt.short(dump.captured)}", base), ("  committed ", "dim"), (f"{fmt.short(dump.committed)}", base),
         ("  missing ", "dim"), (f"{fmt.short(missing)}", "warn" if missing and base == "plain" else base),
         (f" ({reasons})" if reasons else "", "dim"),
-        ("  samples ", "dim"), (fmt.short(dump.samples), base), ("  shards ", "dim"), (fmt.count(dump.shards), base),
-        ("  ", "plain"), (fmt.size(dump.bytes), base),
     ]  # fmt: skip
     return line
 
 
+def _bytes_per_second(dump: DumpSampled) -> float | None:
+    return dump.rate * dump.bytes_per_token if dump.rate and dump.bytes_per_token else None
+
+
+def _speed(dump: DumpSampled, base: Role) -> Line:
+    return [
+        (" ", "plain"), (fmt.rate(dump.rate), base), (" tok/s  ", "dim"),
+        (fmt.size(_bytes_per_second(dump)), base),
+        ("/s  samples ", "dim"), (fmt.short(dump.samples), base), ("  shards ", "dim"), (fmt.count(dump.shards), base),
+        (" committed, ", "dim"), (fmt.size(dump.bytes), base),
+    ]  # fmt: skip
+
+
 def _disk(dump: DumpSampled, base: Role) -> Line:
-    line: Line = [(" ", "plain"), (f"{fmt.rate(dump.rate)}", base), (" tok/s", "dim")]
-    speed = dump.rate * dump.bytes_per_token if dump.rate and dump.bytes_per_token else None
-    if speed:
-        line.append((f"  {fmt.size(speed)}/s", base))
-    line.append((f"  {dump.directory} ", "dim"))
+    line: Line = [(f" {dump.directory} ", "dim")]
+    speed = _bytes_per_second(dump)
     seconds = dump.free / speed if speed and dump.free is not None else None
     low = seconds is not None and seconds < 1800
     line.append((_room(dump), "warn" if low and base == "plain" else base))

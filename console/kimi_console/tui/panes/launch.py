@@ -32,7 +32,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     footer = _progress(run, width) if run.ready_time is None else None
     if footer:
         lines.append(footer)
-    elif good is None and len(lines) < height:
+    elif good is None and run.ready_time is None and len(lines) < height:
         text = " last good – : no start of this model and layout was seen yet"
         lines.append([(fit(text, width), "dim")])
     return Drawing(_title(run), lines)

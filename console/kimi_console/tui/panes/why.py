@@ -50,7 +50,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     lines += paragraphs(verdict.summary, "bright", width, "   " if width > 80 else " ")
     advice = _labelled("Do", verdict.advice, "accent", "plain", width)
     ruled_out = _labelled("not", (" · ".join(verdict.ruled_out),) if verdict.ruled_out else (), "dim", "dim", width)
-    room = height - len(lines) - len(advice) - 1
+    room = height - len(lines) - len(advice)
     for index, text in enumerate(verdict.evidence[:EVIDENCE_SHOWN]):
         item = _evidence(text, width)
         hidden = len(verdict.evidence) - index

@@ -54,7 +54,8 @@ def doctor_lines(view: View, cells: int) -> list[Line]:
     if run is None or verdict is None:
         return [[(" the doctor has not said anything yet", "dim")]]
     if verdict.kind == "none":
-        lines = [[(" ✓ no problem seen", "good")], *paragraphs(verdict.summary or run.status_reason, "plain", cells)]
+        lines: list[Line] = [[(" ✓ no problem seen", "good")]]
+        lines += paragraphs(verdict.summary or run.status_reason, "plain", cells)
     else:
         lines = [[(" ", "plain"), *headline(verdict, run.status), (f"   confidence {verdict.confidence:.2g}", "dim")]]
         lines += paragraphs(verdict.summary, "bright", cells)
@@ -105,8 +106,7 @@ def command_lines(run: RunState, cells: int) -> list[Line]:
     """The run's command line and where it runs."""
     started = run.started
     facts = (("python", started.python), ("log", started.log), ("address", f"{started.host}:{started.port}"))
-    lines: list[Line] = [[(" " + line, "plain")] for line in wrap(command_line(run), cells - 2, "  ")]
-    lines.append([])
+    lines = [*_plain(wrap(command_line(run), cells - 2, "  ")), []]
     for name, value in facts:
         lines.append([(f" {name:<9}", "dim"), (value, "plain")])
     return lines

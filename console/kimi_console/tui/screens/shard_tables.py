@@ -139,8 +139,8 @@ def tokens(sample: dict[str, Any], cells: int) -> list[Line]:
     """A row a token: position, id, text, and its norm at each layer as heat and number."""
     layers = layer_names(sample)
     columns = [
-        Column("pos", 6), Column("id", 7, drop=2), Column("", 1), Column("text", 16, "left"),
-        *(Column(layer, 9, drop=3 + place) for place, layer in enumerate(reversed(layers))),
+        Column("pos", 6), Column("id", 7, drop=9), Column("", 1), Column("text", 13, "left"),
+        *(Column(layer, 9, drop=1 + len(layers) - place) for place, layer in enumerate(layers)),
     ]  # fmt: skip
     ranges = {layer: _range(sample, layer) for layer in layers}
     rows: list[list[Span]] = []
@@ -151,7 +151,6 @@ def tokens(sample: dict[str, Any], cells: int) -> list[Line]:
             (str(token["text"]).replace("\n", "↵"), "bad" if bad else "plain"),
         ]  # fmt: skip
         rows.append([*row, *(_heat(token["norm"].get(layer), *ranges[layer]) for layer in layers)])
-    columns[4:] = [Column(layer, 9, drop=3 + len(layers) - place) for place, layer in enumerate(layers)]
     return table(columns, rows, cells, 1)
 
 
