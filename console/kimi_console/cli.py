@@ -3,8 +3,6 @@
 Commands import what they need when they run, so that `--help` and shell completion answer at once.
 """
 
-# ruff: noqa: PLC0415
-
 import os
 import sys
 from collections.abc import Callable, Sequence

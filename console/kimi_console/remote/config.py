@@ -28,6 +28,8 @@ class HostConfig:
     """Whether a ProxyCommand opens the connection."""
     identities: tuple[Path, ...]
     """IdentityFile's paths; empty when ssh's defaults apply."""
+    identities_only: bool
+    """Whether the ssh-agent may offer no other keys."""
     known_hosts: tuple[Path, ...]
 
     @property
@@ -67,6 +69,7 @@ async def host_config(host: str, config: Path | None, port: int | None = None, u
         jump=options.tunnel if isinstance(options.tunnel, str) else None,
         proxied=options.proxy_command is not None,
         identities=tuple(Path(name).expanduser() for name in read("IdentityFile", [])),
+        identities_only=bool(read("IdentitiesOnly", False)),
         known_hosts=(*(Path(name).expanduser() for name in files), *shared),
     )
 

@@ -67,7 +67,7 @@ def ssh_dial(host: str, python: str | None = None, config: Path | None = None, *
             attachment = await bootstrap(connection, host, chosen)
             # A redial goes straight to the interpreter that worked.
             chosen = attachment.python
-            return await _attach(connection, host, attachment, read_only=read_only)
+            return await attach(connection, host, attachment, read_only=read_only)
         except BaseException:
             connection.abort()
             raise
@@ -75,9 +75,14 @@ def ssh_dial(host: str, python: str | None = None, config: Path | None = None, *
     return dial
 
 
-async def _attach(
+async def attach(
     connection: asyncssh.SSHClientConnection, host: str, attachment: Attachment, *, read_only: bool
 ) -> SshTransport:
+    """Run `kimi_agent attach` on the host.
+
+    Raises:
+        UnavailableError: the host runs no command for this account.
+    """
     options: dict[str, Any] = {"encoding": None, "request_pty": False}
     try:
         process = await connection.create_process(attachment.command(read_only=read_only), **options)

@@ -65,12 +65,12 @@ class Attempt:
 
     async def explain(self, error: Exception) -> KimiError:
         """The failure as an error for a person."""
+        if self.witness.connected and await self._has_other_key(error):
+            return self.witness.keys.refuse(self.target.alias, self.ssh, clean(str(error)))
         match error:
-            case asyncssh.HostKeyNotVerifiable() | asyncssh.KeyExchangeFailed():
-                return await self._refused_key(clean(error.reason))
             case asyncssh.PermissionDenied():
                 return await self._refused_login()
-            case TimeoutError() | asyncssh.ConnectionLost() if self.witness.connected:
+            case TimeoutError() | ConnectionError() | asyncssh.ConnectionLost() if self.witness.connected:
                 return self._broken_login(error)
             case OSError() | asyncssh.ChannelOpenError():
                 return self._unreachable(error)
@@ -79,15 +79,18 @@ class Attempt:
                 return UsageError(reason, f"Compare with {self.ssh}.")
         return UnavailableError(f"no SSH connection to {self.where}: {clean(str(error))}", f"Compare with {self.ssh}.")
 
-    async def _refused_key(self, cause: str) -> KimiError:
+    async def _has_other_key(self, error: Exception) -> bool:
+        """Whether the login failed over the host key."""
         keys = self.witness.keys
-        if keys.shown is None and keys.known:
-            # Only the known keys' algorithms were asked for; a key of another type is shown when asked freely.
+        if isinstance(error, asyncssh.HostKeyNotVerifiable):
+            return True
+        if keys.shown is None and keys.known and not isinstance(error, asyncssh.PermissionDenied):
+            # Only the known keys' algorithms were asked for: a host with a key of another type just hangs up.
             with suppress(OSError, asyncssh.Error):
                 keys.shown = await asyncssh.get_server_host_key(
                     self.target.alias, self.target.port, tunnel=self.via, config=config_files(self.config)
                 )
-        return keys.refuse(self.target.alias, self.ssh, cause)
+        return keys.shown is not None and keys.shown not in keys.known
 
     def _broken_login(self, error: Exception) -> KimiError:
         timed_out = isinstance(error, TimeoutError) or "timeout" in str(error).lower()

@@ -94,7 +94,10 @@ async def _login(
     witness = Witness(HostKeys(target.known_hosts))
     options: dict[str, Any] = {"port": target.port, "username": target.user, "config": config_files(config)}
     if target.identities:
-        options |= {"client_keys": [str(path) for path in target.identities if path.is_file()] or ()}
+        present = [str(path) for path in target.identities if path.is_file()]
+        options |= {"client_keys": present}
+        if target.identities_only and not present:
+            options |= {"agent_path": None}
     try:
         async with asyncio.timeout(deadlines.connect):
             connection = await asyncssh.connect(

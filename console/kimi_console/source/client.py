@@ -77,7 +77,8 @@ class AgentClient:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 1
         self._listening_since: float | None = None
-        self._ended = False
+        self.ended = False
+        """Whether the stream is over; nothing more will come of it."""
 
     @classmethod
     async def greet(cls, transport: Transport, timeout: float = 20.0) -> "AgentClient":
@@ -113,7 +114,7 @@ class AgentClient:
             LinkLost: the stream ended before the response.
             KimiError: the agent's refusal, with its slug, message and hint.
         """
-        if self._ended:
+        if self.ended:
             raise LinkLost("the connection to the agent has ended")
         ident = self._next_id
         self._next_id += 1
@@ -172,9 +173,9 @@ class AgentClient:
         await self._transport.close()
 
     def _end(self) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         self._listening_since = None
         if self.on_end is not None:
             self.on_end()
@@ -230,15 +231,14 @@ def _refusal(error: Any) -> KimiError:
 
 async def _read_greeting(transport: Transport) -> tuple[Hello, bytes]:
     """The greeting and what followed it in the same read."""
-    buffer = b""
-    noise = b""
+    buffer, noise, received = b"", b"", 0
     while True:
         while b"\n" in buffer:
             line, buffer = buffer.split(b"\n", 1)
             if (hello := _hello(line)) is not None:
                 return hello, buffer
             noise = line.strip() or noise
-        if len(buffer) > MAX_NOISE:
+        if received > MAX_NOISE:
             raise UnavailableError("the host sent 64 KiB without an agent's greeting", _quiet_login(noise))
         chunk = await transport.read(CHUNK)
         if not chunk:
@@ -249,6 +249,7 @@ async def _read_greeting(transport: Transport) -> tuple[Hello, bytes]:
                 "" if words else "Look at agent.log in its home on the host.",
             )
         buffer += chunk
+        received += len(chunk)
 
 
 def _quiet_login(noise: bytes) -> str:

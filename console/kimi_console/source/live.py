@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,8 @@ class LiveSource:
         self.read_only = read_only
         self.hello: Hello | None = None
         """The greeting of the last connection."""
+        self.on_link: Callable[[Link], None] | None = None
+        """Called when the link changes, which may be long before the next batch."""
         self._dial = dial
         self._patience = patience or Patience()
         self._link = Link("connecting", since=time.time())
@@ -140,11 +142,13 @@ class LiveSource:
         try:
             async with aclosing(client.batches()) as batches:
                 async for batch in batches:
+                    self._mark_live()
                     if fresh := self._in_order(batch):
                         yield fresh
             raise LinkLost(await _reason(client, subscribing, pinging))
         finally:
             self._client = None
+            self._connected.clear()
             await client.close()
             await _end(subscribing)
             await _end(pinging)
@@ -155,9 +159,15 @@ class LiveSource:
         except KimiError:
             await client.close()
             raise
-        self._connected.set()
-        self._lost_at = None
-        self._set_link("live")
+        if not client.ended:
+            self._mark_live()
+
+    def _mark_live(self) -> None:
+        """The agent accepted the subscription: its answer says so, and so do its events."""
+        if not self._connected.is_set():
+            self._connected.set()
+            self._lost_at = None
+            self._set_link("live")
 
     def _in_order(self, batch: Sequence[Event]) -> list[Event]:
         """The batch without what was seen before, and with a `Gap` for what is missing."""
@@ -196,6 +206,8 @@ class LiveSource:
 
     def _set_link(self, state: str, detail: str = "") -> None:
         self._link = Link(state, detail, self._lost_at or time.time())
+        if self.on_link is not None:
+            self.on_link(self._link)
 
 
 async def _keep_alive(client: AgentClient, patience: Patience) -> None:
@@ -221,10 +233,10 @@ async def _ping(client: AgentClient) -> None:
 
 async def _reason(client: AgentClient, subscribing: asyncio.Task[None], pinging: asyncio.Task[None]) -> str:
     """Why the connection ended, in words."""
-    if subscribing.done() and (error := subscribing.exception()) is not None:
-        return str(error)
     if pinging.done():
         return "the host gave no sign of life"
+    if subscribing.done() and (error := subscribing.exception()) is not None:
+        return str(error)
     return await client.last_words() or "the connection ended"
 
 

@@ -1,0 +1,179 @@
+"""A real OpenSSH server on loopback, with keys, homes and an ssh config of its own."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
+
+
+def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
+    """A new key pair; the private key's path."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)],
+        check=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return path
+
+
+def fingerprint(path: Path) -> str:
+    """`SHA256:…` of a key, as ssh-keygen prints it."""
+    words = subprocess.run(["ssh-keygen", "-lf", str(path)], check=True, capture_output=True, text=True)
+    return words.stdout.split()[1]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Sshd:
+    """The server, and what a client needs to reach it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    host_key: Path
+    home: Path
+    """$HOME of sessions on the "far" host."""
+    client_home: Path
+    """$HOME of the operator."""
+    key: Path
+    """The operator's key, which the server accepts."""
+    config: Path
+    known_hosts: Path
+
+    def trust(self, key: Path | None = None) -> None:
+        """Put the server's key (or another one) into known_hosts."""
+        kind, data = (key or self.host_key).with_suffix(".pub").read_text().split()[:2]
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {kind} {data}\n")
+
+    def write_config(self, **settings: str) -> Path:
+        """The operator's ssh config: the alias `gpu-07`, with settings added or replaced."""
+        lines = {
+            "HostName": "127.0.0.1",
+            "Port": str(self.port),
+            "User": "root" if os.getuid() == 0 else psutil.Process().username(),
+            "IdentityFile": str(self.key),
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": str(self.known_hosts),
+        } | settings
+        body = "".join(f"    {name} {value}\n" for name, value in lines.items() if value)
+        self.config.write_text(f"Host gpu-07\n{body}")
+        return self.config
+
+    def cut_connections(self) -> None:
+        """Kill every session of the server, as a dying network would; the listener stays."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.name().startswith("sshd"):
+                    child.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture
+def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+    """A running server whose sessions live in a home directory of the test; it ends with the test."""
+    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.fail("There is no sshd: apt-get install openssh-server", pytrace=False)
+    home, client_home = tmp_path / "far", tmp_path / "near"
+    for directory in (home, client_home / ".ssh"):
+        directory.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(client_home))
+    for name in ("SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "KIMI_AGENT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    key = keygen(client_home / ".ssh" / "id_work")
+    (tmp_path / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
+    host_key = keygen(tmp_path / "host_key")
+    port = free_port()
+    settings = tmp_path / "sshd_config"
+    settings.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nStrictModes no\nUsePAM no\n"
+        f"AuthorizedKeysFile {tmp_path / 'authorized_keys'}\nPasswordAuthentication no\nPrintMotd no\n"
+        f"KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nUseDNS no\nSetEnv HOME={home}\n"
+    )
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    with (tmp_path / "sshd.log").open("wb") as log:
+        process = subprocess.Popen([program, "-f", str(settings), "-D", "-e"], stderr=log)
+    server = Sshd(
+        process, port, host_key, home, client_home, key, client_home / ".ssh" / "config",
+        client_home / ".ssh" / "known_hosts",
+    )  # fmt: skip
+    server.write_config()
+    try:
+        _await_port(process, port, tmp_path / "sshd.log")
+        yield server
+    finally:
+        server.cut_connections()
+        process.terminate()
+        process.wait(10)
+        _stop_agent(home)
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    pytest.fail(f"sshd did not start: {log.read_text()}", pytrace=False)
+
+
+def _stop_agent(home: Path) -> None:
+    """End the agent that a test left running in the far home."""
+    with suppress(OSError):
+        client = Client(Home(home / ".local" / "state" / "kimi-agent").socket)
+        pid = int(client.hello["pid"])
+        client.request("shutdown")
+        client.close()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(10)
+
+
+@pytest.fixture
+def ssh_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """A running ssh-agent; call it with a key file to load that key."""
+    path = tmp_path / "agent.sock"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline, "ssh-agent did not start"
+        time.sleep(0.02)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+
+    def load(key: Path) -> None:
+        subprocess.run(["ssh-add", "-q", str(key)], check=True, stdin=subprocess.DEVNULL)
+
+    yield load
+    process.terminate()
+    process.wait(10)
+
+
+@pytest.fixture
+def console() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs the `kimi-console` command of this environment to its end."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "kimi_console", *arguments],
+            check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return run
