@@ -48,7 +48,7 @@ def test_json_is_what_the_agent_hands_to_a_console(dump: Any, tmp_path: Path) ->
         {"dump", "directory", "samples", "rows", "shards", "bytes", "time", "problems"}
     ]
     listing = orjson.loads(shards("ls", dump.directory, "--json").stdout)
-    assert set(listing) == {"dump", "directory", "boundaries", "conventions", "shards", "problems"}
+    assert set(listing) == {"dump", "directory", "boundaries", "conventions", "shards", "more", "problems"}
     shown = orjson.loads(shards("show", dump.directory / FIRST, "--first", 1, "--json").stdout)
     assert [sample["rid"] for sample in shown["samples"]] == ["r0-1"]
     assert set(shown) >= {"shard", "tensors", "statistics", "samples", "more", "text_source"}

@@ -17,7 +17,7 @@ from kimi_agent.shards.show import list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import aggregate, dump_statistics
 from kimi_agent.shards.tokens import load_vocabulary
 from kimi_agent.wire.codec import MAX_LINE
-from kimi_capture.format import COMMITS, Sample, ShardMeta
+from kimi_capture.format import COMMITS, Commit, Sample, ShardMeta
 from kimi_capture.statistics import Statistics
 
 Maker = Callable[..., Any]
@@ -65,6 +65,21 @@ def test_a_listing_names_what_is_plainly_wrong(dump: Any) -> None:
     assert problems[1].startswith(f"{second.name}: has 5 bytes, ")
 
 
+def test_the_newest_shards_of_a_long_dump_are_listed_and_the_rest_counted(dump: Any) -> None:
+    listing = list_shards(dump.directory, 2)
+    assert [shard["shard"][-18:] for shard in listing["shards"]] == ["000001.safetensors", "000002.safetensors"]
+    assert listing["more"] == 1
+    assert list_shards(dump.directory, 0)["more"] == 3
+
+
+def test_a_listing_spells_out_so_many_problems_and_counts_the_rest(dump: Any) -> None:
+    for place in range(300):
+        dump.commit(Commit(f"gone-{place}", 1, 1, 1, "0", 1.0))
+    problems = list_shards(dump.directory)["problems"]
+    assert len(problems) == 201
+    assert problems[-1] == "100 more problems"
+
+
 def test_a_shard_is_shown_with_the_norms_of_its_rows(dump: Any) -> None:
     shown = show_shard(dump.directory, FIRST)
     assert shown["committed"]
@@ -91,9 +106,9 @@ def test_samples_and_tokens_are_shown_from_where_they_are_asked(make_dump: Maker
     writer = make_dump()
     path = writer.add(writer.samples(((5, 3),) * 6))
     shown = show_shard(writer.directory, path.name, first=2, samples=3, token=4, tokens=5)
-    assert [sample["rid"] for sample in shown["samples"]] == ["r0-2", "r0-3"]
-    assert [[token["position"] for token in sample["tokens"]] for sample in shown["samples"]] == [[4, 5, 6], [4, 5]]
-    assert shown["more"] == 2
+    assert [sample["rid"] for sample in shown["samples"]] == ["r0-2", "r0-3", "r0-4"]
+    assert [[token["position"] for token in sample["tokens"]] for sample in shown["samples"]] == [[4, 5, 6], [4, 5], []]
+    assert shown["more"] == 1
     assert show_shard(writer.directory, path.name, first=99)["samples"] == []
     assert show_shard(writer.directory, path.name, first=99)["more"] == 0
 
@@ -108,7 +123,10 @@ def damage(tensors: dict[str, Any]) -> None:
 def test_bad_tokens_are_marked_with_why(make_dump: Maker) -> None:
     writer = make_dump()
     path = writer.add(change=damage)
-    tokens = show_shard(writer.directory, path.name)["samples"][0]["tokens"]
+    first, second = show_shard(writer.directory, path.name)["samples"]
+    assert (first["bad"], second["bad"]) == (3, 0)
+    assert show_shard(writer.directory, path.name, tokens=0)["samples"][0]["bad"] == 3
+    tokens = first["tokens"]
     assert [token["bad"] for token in tokens[:5]] == [
         None, "not finite at 2", "all zero at last", "position 8, expected 3", None,
     ]  # fmt: skip

@@ -16,6 +16,7 @@ from kimi_agent.shards.stats import dump_statistics
 from kimi_agent.shards.verify import Progress, verify
 from kimi_agent.text import clean
 
+TERMINAL_SAMPLES: Final = 20
 TERMINAL_TOKENS: Final = 200
 
 
@@ -25,11 +26,14 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     commands = shards.add_subparsers(dest="shards_command", required=True, metavar="COMMAND")
     listed = _command(commands, "ls", "list the dumps below a directory, or the shards of one dump")
     listed.add_argument("directory", type=Path, metavar="DIR")
+    listed.add_argument("--limit", type=int, metavar="N", help="the newest N shards of a dump (all)")
     shown = _command(commands, "show", "show a shard's tensors, statistics, samples and tokens")
     shown.add_argument("directory", type=Path, metavar="DIR|SHARD", help="a dump, or a shard's file")
     shown.add_argument("shard", nargs="?", help="name of the shard; the dump's first when left out")
     shown.add_argument("--first", type=int, default=0, metavar="N", help="first sample shown (0)")
-    shown.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"most samples shown ({SAMPLES})")
+    shown.add_argument(
+        "--samples", type=int, metavar="N", help=f"most samples shown ({TERMINAL_SAMPLES}, JSON {SAMPLES})"
+    )
     shown.add_argument("--token", type=int, default=0, metavar="N", help="first token shown of each sample (0)")
     shown.add_argument(
         "--tokens", type=int, metavar="N", help=f"most tokens shown, in all ({TERMINAL_TOKENS}, JSON {TOKENS})"
@@ -69,7 +73,7 @@ def _print(args: argparse.Namespace, value: object, lines: Sequence[str]) -> Non
 
 def _ls(args: argparse.Namespace) -> int:
     if is_dump(args.directory):
-        listing = list_shards(args.directory)
+        listing = list_shards(args.directory, args.limit)
         _print(args, listing, tables.shard_table(listing))
         return int(Exit.FAILED if listing["problems"] else Exit.OK)
     dumps = list_dumps(args.directory)
@@ -86,8 +90,12 @@ def _show(args: argparse.Namespace) -> int:
         if not commits:
             raise UsageError(f"{directory} has no committed shard", "Nothing was captured into it yet")
         name = commits[0].shard
-    tokens = args.tokens if args.tokens is not None else TOKENS if args.json else TERMINAL_TOKENS
-    shown = show_shard(directory, name, first=args.first, samples=args.samples, token=args.token, tokens=tokens)
+    tokens, samples = (TOKENS, SAMPLES) if args.json else (TERMINAL_TOKENS, TERMINAL_SAMPLES)
+    shown = show_shard(
+        directory, name, first=args.first, token=args.token,
+        samples=samples if args.samples is None else args.samples,
+        tokens=tokens if args.tokens is None else args.tokens,
+    )  # fmt: skip
     _print(args, shown, tables.shard_lines(shown))
     return int(Exit.OK)
 

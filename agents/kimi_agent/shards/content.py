@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from math import isclose
 
 import numpy as np
+import numpy.typing as npt
 
 from kimi_capture.format import Array, Sample, Shard, to_float32
 from kimi_capture.statistics import Statistics, statistics
@@ -50,6 +51,16 @@ def row_faults(states: Array) -> tuple[np.ndarray, np.ndarray]:
     return broken, zero
 
 
+def bad_rows(shard: Shard, sample: Sample, offset: int) -> int:
+    """How many rows of a sample, from row `offset` on, cannot be right: not finite, all zero or out of place."""
+    rows = slice(offset, offset + sample.rows)
+    bad = _wrong_positions(shard.positions[rows], sample)
+    for states in columns(shard).values():
+        broken, zero = row_faults(states[rows])
+        bad |= broken | zero
+    return int(bad.sum())
+
+
 def _summed(kind: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
     found = list(texts)
     for text in found[:NAMED]:
@@ -69,15 +80,17 @@ def _check_rows(shard: Shard) -> Iterator[str]:
 def _check_positions(shard: Shard) -> Iterator[str]:
     for sample, first in zip(shard.meta.samples, shard.sample_offsets.tolist(), strict=False):
         positions = shard.positions[first : first + sample.rows]
-        bad = _first_wrong_position(positions, sample)
-        if bad is not None:
-            yield f"request {sample.rid} has position {positions[bad]} at its row {bad}"
+        wrong = _wrong_positions(positions, sample)
+        if wrong.any():
+            row = int(wrong.argmax())
+            yield f"request {sample.rid} has position {positions[row]} at its row {row}"
 
 
-def _first_wrong_position(positions: Array, sample: Sample) -> int | None:
-    """Row of the first position out of place: 0..n−1, or, with rows missing, rising from 0 or later."""
-    wrong = np.diff(positions, prepend=-1) <= 0 if sample.missing else positions != np.arange(len(positions))
-    return int(wrong.argmax()) if wrong.any() else None
+def _wrong_positions(positions: Array, sample: Sample) -> npt.NDArray[np.bool_]:
+    """Which positions are out of place: they are 0..n−1 or, with rows missing, rise from 0 or later. [n] bool."""
+    if sample.missing:
+        return np.diff(positions, prepend=-1) <= 0
+    return np.not_equal(positions, np.arange(len(positions)))
 
 
 def _check_requests(shard: Shard) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from kimi_agent.errors import KimiError, UsageError
-from kimi_agent.shards.content import columns
+from kimi_agent.shards.content import bad_rows, columns
 from kimi_agent.shards.dumps import Dump, find_dumps, open_dump, validated
 from kimi_agent.shards.stats import quick_statistics
 from kimi_agent.shards.tokens import Vocabulary, load_vocabulary
@@ -20,9 +20,11 @@ from kimi_capture.format import TENSORS, Sample, Shard, read_shard, to_float32
 
 ANSWER_BYTES: Final = 900_000
 """Size of the samples in an answer, so that all of it stays under the wire's 1 MiB a line."""
-SAMPLES: Final = 20
+SAMPLES: Final = 200
 TOKENS: Final = 4000
 MAX_TOKENS: Final = 20_000
+PROBLEMS: Final = 200
+"""Problems that a listing spells out; the rest are counted."""
 BLOCK: Final = 64
 """Rows whose norms are computed at a time."""
 
@@ -46,13 +48,17 @@ def list_dumps(root: Path) -> list[dict[str, Any]]:
     return [dump.summary() for dump in find_dumps(root)]
 
 
-def list_shards(directory: Path) -> dict[str, Any]:
+def list_shards(directory: Path, limit: int | None = None) -> dict[str, Any]:
     """The committed shards of a dump, and what can be seen to be wrong without reading any.
+
+    `limit` keeps the newest so many shards; `more` says how many are left out.
 
     Raises:
         UsageError: the directory is not a dump.
     """
     dump = open_dump(directory)
+    commits = dump.commits if limit is None else dump.commits[max(0, len(dump.commits) - max(limit, 0)) :]
+    problems = [*(clean(str(problem)) for problem in dump.problems), *_missing(dump)]
     return {
         "dump": dump.name,
         "directory": str(dump.directory),
@@ -66,9 +72,10 @@ def list_shards(directory: Path) -> dict[str, Any]:
                 "bytes": commit.bytes,
                 "time": commit.time,
             }
-            for commit in dump.commits
+            for commit in commits
         ],
-        "problems": [*(clean(str(problem)) for problem in dump.problems), *_missing(dump)],
+        "more": len(dump.commits) - len(commits),
+        "problems": _at_most(problems, PROBLEMS, "problems"),
     }
 
 
@@ -80,7 +87,7 @@ def show_shard(
     Args:
         first: the first sample shown.
         samples: the most samples shown.
-        tokens: the most tokens shown, over all samples.
+        tokens: the most tokens shown, over all samples: the first samples get theirs, the last may have none.
         token: the first token shown of each sample.
 
     Raises:
@@ -93,7 +100,7 @@ def show_shard(
     spans = _spans(shard, first, first + max(samples, 0), max(token, 0), min(max(tokens, 0), MAX_TOKENS))
     ids = [number for span in spans for number in shard.token_ids[span.begin : span.end].tolist()]
     words = load_vocabulary(dump.manifest.model.get("path") if dump.manifest else None, ids)
-    shown = list(_samples(shard, spans, words))
+    shown = _samples(shard, spans, words)
     return {
         "shard": clean(name),
         "committed": any(commit.shard == name for commit in dump.commits),
@@ -106,6 +113,10 @@ def show_shard(
         "more": max(0, len(shard.meta.samples) - first - len(shown)),
         "text_source": words.source,
     }
+
+
+def _at_most(lines: list[str], most: int, what: str) -> list[str]:
+    return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} more {what}"]
 
 
 def _missing(dump: Dump) -> Iterator[str]:
@@ -140,8 +151,6 @@ def _spans(shard: Shard, first: int, last: int, token: int, tokens: int) -> list
     """What is shown of each sample, until the tokens are used up."""
     spans: list[_Span] = []
     for sample, offset in zip(shard.meta.samples[first:last], shard.sample_offsets[first:].tolist(), strict=False):
-        if tokens <= 0 and spans:
-            break
         begin = min(offset + token, offset + sample.rows)
         end = min(offset + sample.rows, begin + tokens)
         spans.append(_Span(sample, offset, begin, end))
@@ -149,19 +158,22 @@ def _spans(shard: Shard, first: int, last: int, token: int, tokens: int) -> list
     return spans
 
 
-def _samples(shard: Shard, spans: list[_Span], words: Vocabulary) -> Iterator[dict[str, Any]]:
-    room = ANSWER_BYTES
+def _samples(shard: Shard, spans: list[_Span], words: Vocabulary) -> list[dict[str, Any]]:
+    """The samples' heads as far as they fit, then their tokens as far as those fit."""
+    room, shown = ANSWER_BYTES, []
     for span in spans:
-        entry = _head(shard, span, words)
-        room -= len(orjson.dumps(entry))
+        head = _head(shard, span, words)
+        room -= len(orjson.dumps(head)) + 1
         if room < 0:
-            return
+            break
+        shown.append(head)
+    for span, entry in zip(spans, shown, strict=False):
         for line in _tokens(shard, span, words):
             room -= len(orjson.dumps(line)) + 1
             if room < 0:
-                break
+                return shown
             entry["tokens"].append(line)
-        yield entry
+    return shown
 
 
 def _head(shard: Shard, span: _Span, words: Vocabulary) -> dict[str, Any]:
@@ -173,6 +185,7 @@ def _head(shard: Shard, span: _Span, words: Vocabulary) -> dict[str, Any]:
         "rows": sample.rows,
         "finish_reason": clean(sample.finish_reason, 200),
         "missing": {clean(reason, 200): rows for reason, rows in sample.missing.items()},
+        "bad": bad_rows(shard, sample, span.offset),
         "text": words.text(shard.token_ids[span.begin : span.end].tolist()),
         "first_token": span.begin - span.offset,
         "tokens": [],

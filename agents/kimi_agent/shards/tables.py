@@ -49,7 +49,8 @@ def shard_table(listing: Mapping[str, Any]) -> list[str]:
         (shard["shard"], _count(shard["rows"]), _count(shard["samples"]), size(shard["bytes"]), _time(shard["time"]))
         for shard in listing["shards"]
     ]
-    total = f"{len(rows)} shards, {_count(sum(shard['rows'] for shard in listing['shards']))} rows"
+    older = f", {listing['more']} older ones not listed" if listing["more"] else ""
+    total = f"{len(rows)} shards{older}, {_count(sum(shard['rows'] for shard in listing['shards']))} rows"
     lines = table(("shard", "rows", "samples", "size", "committed"), rows)
     return [*_layers(listing), *lines, total, *(f"! {problem}" for problem in listing["problems"])]
 
@@ -123,8 +124,9 @@ def _layers(listing: Mapping[str, Any]) -> Iterator[str]:
 
 def _sample(sample: Mapping[str, Any]) -> Iterator[str]:
     tokens = f"{sample['prompt_tokens']} prompt + {sample['output_tokens']} output tokens"
+    bad = f", ! {sample['bad']} bad rows" if sample["bad"] else ""
     yield ""
-    yield f"{sample['rid']}  {tokens}, {sample['rows']} rows, finished: {sample['finish_reason']}"
+    yield f"{sample['rid']}  {tokens}, {sample['rows']} rows, finished: {sample['finish_reason']}{bad}"
     if sample["text"]:
         yield f"  {sample['text']}"
     rows = [
