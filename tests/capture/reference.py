@@ -1,0 +1,114 @@
+"""Run by the engine's Python: Hugging Face's hidden states for the tokens of captured rows, in float32.
+
+reference.py MODEL CAPTURED.npz OUT.npz, where CAPTURED holds, by request id, `RID.tokens` [rows] and `RID.states`
+[K + 1, rows, hidden], and `boundaries` [K + 1] with the number of layers for the last. OUT holds `RID` [layers + 1,
+rows, hidden] (boundary b at index b, the last one after the final norm) and `RID.ties` [n, 3]: layer, row, margin.
+
+A mixture of experts is not continuous: where two experts score the same but for bf16 rounding at the edge of the top
+k, either is a right answer, and two right implementations differ. So a row that does not match is computed again with
+such ties decided the other way, and each is reported with its margin. Nothing else bends to the captured values.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+AGREE = 0.9998
+"""Cosine below which a tie is looked for."""
+TIE = 0.004
+"""Largest margin between two experts' scores (sigmoids, near 0.5) that is a tie: one step of bf16 there."""
+Choices = dict[tuple[int, int], tuple[list[int], float]]
+"""The experts of (layer, row) whose tie was decided the other way, and its margin."""
+
+
+class Reference:
+    """A model whose routing ties can be decided the other way."""
+
+    def __init__(self, path: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        self.scores: dict[int, torch.Tensor] = {}
+        self.chosen: Choices = {}
+        for layer, block in enumerate(self.model.model.layers):
+            if hasattr(block.mlp, "gate"):
+                block.mlp.gate.register_forward_hook(self._router(layer))
+
+    def _router(self, layer: int) -> Any:
+        def decide(gate: Any, inputs: Any, output: Any) -> Any:
+            logits, weights, experts = output
+            scores = logits.sigmoid()
+            self.scores[layer] = scores + gate.e_score_correction_bias
+            self.top_k = gate.top_k
+            experts, weights = experts.clone(), weights.clone()
+            for (where, row), (chosen, _) in self.chosen.items():
+                if where == layer:
+                    share = scores[row, chosen]
+                    experts[row] = torch.tensor(chosen)
+                    weights[row] = share / share.sum() * gate.routed_scaling_factor
+            return logits, weights, experts
+
+        return decide
+
+    def states(self, tokens: np.ndarray, chosen: Choices) -> np.ndarray:
+        """[layers + 1, rows, hidden] float32."""
+        self.chosen = chosen
+        with torch.no_grad():
+            output = self.model(torch.tensor(tokens)[None], output_hidden_states=True)
+        return torch.stack([layer[0] for layer in output.hidden_states]).numpy()
+
+    def ties(self, row: int, boundary: int, taken: Choices) -> Choices:
+        """The other ways to route a row in the layers before a boundary, each by its layer and choice."""
+        found: Choices = {}
+        for layer in (layer for layer in self.scores if layer < boundary and (layer, row) not in taken):
+            scores = self.scores[layer][row]
+            best = scores.topk(self.top_k + 2).indices.tolist()
+            for chosen in itertools.combinations(best, self.top_k):
+                margin = float(max(scores[e] for e in best if e not in chosen) - min(scores[e] for e in chosen))
+                if 0 < margin < TIE:
+                    found[layer, len(found)] = ([*chosen], margin)
+        return found
+
+    def follow(self, tokens: np.ndarray, captured: np.ndarray, boundaries: list[int]) -> tuple[np.ndarray, Choices]:
+        """The states nearest to the captured ones among those that differ by ties only, and those ties."""
+        chosen: Choices = {}
+        states = self.states(tokens, chosen)
+        for row, (column, boundary) in itertools.product(range(len(tokens)), enumerate(boundaries)):
+            if cosine(states[boundary, row], captured[column, row]) >= AGREE:
+                continue
+            for trial in trials(self.ties(row, boundary, chosen), row):
+                found = self.states(tokens, chosen | trial)
+                if cosine(found[boundary, row], captured[column, row]) >= AGREE:
+                    chosen, states = chosen | trial, found
+                    break
+        return self.states(tokens, chosen), chosen
+
+
+def trials(ties: Choices, row: int) -> Iterator[Choices]:
+    """One tie decided the other way, then two at once."""
+    for count in (1, 2):
+        for together in itertools.combinations(ties.items(), count):
+            yield {(layer, row): choice for (layer, _), choice in together}
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def main(model: str, captured_path: str, out_path: str) -> None:
+    reference = Reference(model)
+    captured = np.load(captured_path)
+    boundaries = captured["boundaries"].tolist()
+    out = {}
+    for rid in (name.removesuffix(".tokens") for name in captured.files if name.endswith(".tokens")):
+        states, ties = reference.follow(captured[f"{rid}.tokens"], captured[f"{rid}.states"], boundaries)
+        out[rid] = states
+        out[f"{rid}.ties"] = np.array([(*key, margin) for key, (_, margin) in ties.items()], np.float64).reshape(-1, 3)
+    np.savez(out_path, **out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
