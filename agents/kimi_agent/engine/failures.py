@@ -94,7 +94,7 @@ class FailureReader:
 
     def feed(self, line: LogLine, rank: str | None) -> None:
         """Take in one line; `rank` is the rank it belongs to, the tracker's view."""
-        if line.kind in ("access", "bar"):
+        if line.kind in ("access", "bar", "batch"):
             return
         if line.kind == "message":
             self._header(line, rank)

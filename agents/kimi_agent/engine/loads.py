@@ -72,7 +72,7 @@ class ThroughputMeter:
 
     def feed(self, line: LogLine, now: float) -> None:
         """Remember a Prefill or Decode line, for servers without `/v1/loads`."""
-        fields = batch_fields(line.message) if line.kind == "message" else {}
+        fields = batch_fields(line.message) if line.kind == "batch" else {}
         if fields:
             self._batches[fields["batch"]] = (now, fields)
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from kimi_agent.text import clean
@@ -20,7 +21,9 @@ _HEADER = re.compile(
 )
 _DIMENSION = re.compile(r"(DP|PP|ATTN_CP|MOE_DP|TP|EP)(\d{1,5})")
 _ACCESS = re.compile(r'INFO: +\S+ - "[A-Z]+ \S+ HTTP/')
-_BAR = re.compile(r"\d{1,3}%[^\[]{0,300}?\d{1,9}/\d{1,9} \[")
+_BAR = re.compile(r"\d{1,3}%[^\[]{0,300}?(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
+_LONGEST_BAR = 1000
+_DETAIL = re.compile(r"\s*\([^()]{0,200}\)$")
 _BATCH = re.compile(r"(?P<what>Prefill|Decode) batch(?: \[\d+\])?(?:\((?P<mixed>[^)]*)\))?[.,] (?P<tail>.*)")
 
 
@@ -35,7 +38,7 @@ class LogLine:
     message: str
     """What follows the header, or the whole line where there is none."""
     kind: str
-    """`message` (with a header), `access` (an HTTP request), `bar` (a progress bar), `text` (anything else)."""
+    """With a header: `batch` (Prefill, Decode), `access` (an HTTP request), `message`; else `bar` or `text`."""
     before: str = ""
     """Text that was glued in front of the header: a bar, a container's prefix."""
 
@@ -61,8 +64,11 @@ def _pieces(line: bytes) -> list[bytes]:
     return [line[start : start + MAX_LINE_BYTES] for start in range(0, len(line), MAX_LINE_BYTES)] or [b""]
 
 
+@lru_cache(maxsize=1024)
 def canonical(tag: str) -> str | None:
     """A rank tag in today's order, from any order and any separator; `None` when it names no dimension."""
+    if not tag:
+        return None
     found = {name: int(number) for name, number in _DIMENSION.findall(tag)}
     return " ".join(f"{name}{found[name]}" for name in TAG_ORDER if name in found) or None
 
@@ -71,12 +77,27 @@ def parse(line: str) -> LogLine:
     """Take one line apart; never fails, whatever the text."""
     match = _HEADER.search(line)
     if match is None:
-        return LogLine(None, None, line, "bar" if _BAR.search(line) else "text")
+        return LogLine(None, None, line, "bar" if bar_position(line) else "text")
     message = match["message"] or ""
-    kind = "access" if _ACCESS.match(message) else "message"
-    return LogLine(_seconds(match["time"]), canonical(match["tag"]), message, kind, line[: match.start()])
+    return LogLine(_seconds(match["time"]), canonical(match["tag"]), message, _kind(message), line[: match.start()])
 
 
+def _kind(message: str) -> str:
+    if message.startswith(("Decode batch", "Prefill batch")):
+        return "batch"
+    return "access" if message.startswith("INFO: ") and _ACCESS.match(message) else "message"
+
+
+def bar_position(text: str) -> tuple[str, int, int] | None:
+    """What a progress bar at the end of a text counts, how many are done and of how many; `None` without a bar."""
+    match = _BAR.search(text[-_LONGEST_BAR:]) if "%" in text else None
+    if match is None:
+        return None
+    what = _DETAIL.sub("", match.string[: match.start()].rstrip(" :|")).strip()
+    return what[-80:], int(match["done"]), int(match["total"])
+
+
+@lru_cache(maxsize=1024)
 def _seconds(text: str) -> float | None:
     date, _, clock = text.replace(",", ".").rpartition(" ")
     whole, _, fraction = clock.partition(".")

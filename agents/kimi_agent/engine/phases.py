@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kimi_agent.engine.failures import FailureReader, Raised
-from kimi_agent.engine.loglines import LogLine, batch_fields
+from kimi_agent.engine.loglines import LogLine, bar_position
 from kimi_agent.engine.titles import ranks_of_server_args
 from kimi_agent.model.phases import (
     AFTER_LOAD,
@@ -34,7 +34,6 @@ _MAIN_MARKS: Final = (
     (WARM_UP, re.compile(r"INFO: +Uvicorn running on ")),
     (READY, re.compile(r"The server is fired up and ready to roll!")),
 )
-_BAR: Final = re.compile(r"\d{1,3}%[^\[]{0,300}?(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
 _STOPPING: Final = re.compile(r"SIGTERM received|Gracefully exiting|INFO: +Shutting down")
 _MAX_RANKS: Final = 4096
 
@@ -118,7 +117,11 @@ class PhaseTracker:
         """Take in one line; what changed by it, in order."""
         self.lines += 1
         self._clock(line)
-        changes: list[Change] = [*self._bars(line.before or line.message)] if line.kind != "access" else []
+        if line.kind == "batch":
+            self._learn(line.rank)
+        if line.kind in ("access", "batch") and not line.before:
+            return []
+        changes = self._bars(line.before or line.message)
         if line.kind == "message":
             changes += self._message(line)
         self.failures.feed(line, self._owner(line))
@@ -144,7 +147,7 @@ class PhaseTracker:
             self.stopping = True
         if not self.ready:
             self.headed += 1
-            self.unmatched += 0 if changes or batch_fields(line.message) else 1
+            self.unmatched += 0 if changes else 1
         return changes
 
     def _learn(self, rank: str | None) -> None:
@@ -192,13 +195,13 @@ class PhaseTracker:
         return [Entered(rank, phase)]
 
     def _bars(self, text: str) -> list[Change]:
-        match = _BAR.search(text) if "%" in text else None
-        if match is None or not self.phases:
+        bar = bar_position(text)
+        if bar is None or not self.phases:
             return []
-        what = re.sub(r"\s*\([^)]*\)\s*$", "", text[: match.start()].rstrip(" :|")).strip()[-80:]
+        what, done, total = bar
         rank = min(self.phases, key=lambda tag: [int(number) for number in re.findall(r"\d+", tag)])
         phase = LOAD if "shard" in what else GRAPHS if what.startswith("Captur") else self.phases[rank]
-        moved = Progress(rank, phase, int(match["done"]), int(match["total"]), what or phase)
+        moved = Progress(rank, phase, done, total, what or phase)
         if moved == self._bar:
             return []
         self._bar = moved

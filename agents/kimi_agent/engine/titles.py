@@ -22,7 +22,7 @@ def name_of_title(title: str) -> str | None:
     if match is None:
         return None
     if match["role"] == "scheduler":
-        return canonical((match["tag"] or "").replace("_", " ")) or "TP0"
+        return canonical(match["tag"] or "") or "TP0"
     return match["role"]
 
 

@@ -1,0 +1,102 @@
+"""A log alone: the clean ones are called clean, and the others by their cause."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_agent.doctor.logfile import LogDiagnosis, diagnose_log
+from kimi_agent.engine.loglines import split_lines
+
+LOGS = Path(__file__).parents[1] / "logs"
+
+EXPECTED = {
+    "cpu-attn-dp-attribute-error": ("FAILED", "warm-up", "exception", "DP0 TP0", "TorchNativeAttnBackend"),
+    "cpu-deepseek-tp1-ready": ("READY", "ready", "none", None, ""),
+    "cpu-deepseek-warmup-shape-error": ("FAILED", "warm-up", "exception", "TP0", "[4, 48] but got: [4, 80]"),
+    "cpu-hook-exception": ("FAILED", "ready", "exception", "TP1", "disk full"),
+    "cpu-llama-tp2-ready": ("READY", "ready", "none", None, ""),
+    "cpu-rope-import-error-tp2": ("FAILED", "import", "exception", None, "sgl_kernel"),
+    "cpu-soft-watchdog": ("READY", "ready", "none", None, ""),
+    "cpu-two-nodes-rank0": ("READY", "ready", "none", None, ""),
+    "cpu-two-nodes-rank1": ("STARTING", "port", "none", None, ""),
+    "h200-kimi-width-graph-capture-ready": ("READY", "ready", "none", None, ""),
+    "h200-missing-cutlass": ("FAILED", "load weights", "exception", "TP0", "No module named 'cutlass'"),
+}
+
+
+def lines_of(name: str) -> list[str]:
+    return split_lines((LOGS / f"{name}.log").read_bytes() + b"\n", b"")[0]
+
+
+def cut_at(name: str, text: str) -> list[str]:
+    """The log up to the first line that holds a text, that line left out: what a hang there looks like."""
+    lines = lines_of(name)
+    return lines[: next(index for index, line in enumerate(lines) if text in line)]
+
+
+def test_every_log_file_is_covered() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_real_logs(name: str) -> None:
+    status, phase, kind, rank, words = EXPECTED[name]
+    found = diagnose_log(lines_of(name))
+    assert (found.status, found.phase, found.verdict.kind, found.verdict.rank) == (status, phase, kind, rank)
+    assert words in found.verdict.summary or kind == "none"
+    assert all(line.startswith("log: ") for line in found.verdict.evidence)
+
+
+@pytest.mark.parametrize("name", [name for name, expected in EXPECTED.items() if expected[2] == "none"])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+def test_the_beginning_of_a_good_start_is_never_called_hung_or_failed(name: str, share: float) -> None:
+    lines = lines_of(name)
+    found = diagnose_log(lines[: int(len(lines) * share)])
+    assert found.status in ("STARTING", "READY")
+    assert found.verdict.kind in ("none", "straggler")
+
+
+def hang(name: str, text: str, silence: float) -> LogDiagnosis:
+    lines = cut_at(name, text)
+    quiet = diagnose_log(lines)
+    end = max(rank.since for rank in quiet.ranks)
+    return diagnose_log(lines, now=end + silence)
+
+
+def test_a_laggard_is_named_from_the_text() -> None:
+    found = hang("cpu-soft-watchdog", "TP0] Load weight begin", 70)
+    assert (found.status, found.phase) == ("HUNG", "load weights")
+    assert (found.verdict.kind, found.verdict.rank) == ("straggler", "TP0")
+    assert any("barrier" in line for line in found.verdict.evidence)
+    assert found.silent_s == pytest.approx(70, abs=2)
+
+
+def test_a_silence_without_a_laggard_is_unknown_and_says_what_was_not_looked_at() -> None:
+    found = hang("h200-kimi-width-graph-capture-ready", "Capture target decode CUDA graph begin", 100)
+    assert (found.status, found.verdict.kind) == ("HUNG", "unknown")
+    assert "proc: not looked at" in found.verdict.evidence
+
+
+def test_a_server_whose_peer_died_is_not_blamed_itself() -> None:
+    lines = [
+        "[2026-11-29 13:00:00] server_args={'tp_size': 2, 'dp_size': 1}",
+        "[2026-11-29 13:00:00 TP0] Init parallel begin.",
+        "[2026-11-29 13:00:00 TP1] Init parallel begin.",
+        "[2026-11-29 13:00:09 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "a.py", line 1, in f',
+        "RuntimeError: [/pytorch/third_party/gloo] Connection closed by peer [127.0.0.1]:1234",
+    ]
+    found = diagnose_log(lines)
+    assert (found.status, found.verdict.kind, found.verdict.rank) == ("FAILED", "dead_rank", None)
+    named = diagnose_log([*lines, "[2026-11-29 13:00:10] Rank 1 scheduler died during initialization (exit code: -9)."])
+    assert (named.verdict.kind, named.verdict.rank) == ("dead_rank", "TP1")
+    assert any("no proof of the OOM killer" in line for line in named.verdict.advice)
+
+
+@given(st.lists(st.text(max_size=60) | st.sampled_from(lines_of("cpu-hook-exception")), max_size=80))
+def test_any_text_gets_a_verdict(lines: list[str]) -> None:
+    found = diagnose_log(lines)
+    assert found.status in ("STARTING", "READY", "SLOW", "HUNG", "FAILED")
+    assert diagnose_log([]).verdict.kind == "none"

@@ -1,0 +1,201 @@
+"""The doctor on evidence of a live host: each cause by its name, and no word that says more than is known."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_agent.doctor.evidence import Evidence, LogFacts, evidence_of
+from kimi_agent.doctor.verdict import diagnose, status
+from kimi_agent.engine.failures import Raised
+from kimi_agent.engine.phases import PhaseTracker
+from kimi_agent.model import events as ev
+from kimi_agent.model.events import RankSample, ThroughputSampled
+from kimi_agent.model.phases import PHASES
+from kimi_agent.model.reduce import fold
+from kimi_agent.model.state import RankState, RunState
+
+NOW = 1000.0
+
+
+def ranks(*phases: str, since: float = NOW) -> tuple[RankState, ...]:
+    return tuple(RankState(f"TP{index}", phase, since) for index, phase in enumerate(phases))
+
+
+def sample(rank: str, state: str = "S", cpu: float | None = 1.0, **more: object) -> RankSample:
+    base = RankSample(rank, 40 + int(rank[2:]), state, cpu, 1, 0.0, 0.0, "futex_wait_queue", None)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def throughput(age: float | None, source: str = "loads") -> ThroughputSampled:
+    return ThroughputSampled("r", 0.0, 0.0, 0, 0, 0, 1, age, source)
+
+
+def serving(heard: float | None = 1.0, **more: object) -> Evidence:
+    base = Evidence(
+        NOW, ranks("ready", "ready"), 500.0, samples=(sample("TP0"), sample("TP1")),
+        throughput=throughput(heard), throughput_age=0.0, heartbeat=None if heard is None else NOW - heard,
+    )  # fmt: skip
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def starting(*phases: str, silent: float = 0.0, **more: object) -> Evidence:
+    return replace(Evidence(NOW, ranks(*phases, since=NOW - silent), silent), **more)  # type: ignore[arg-type]
+
+
+def judged(evidence: Evidence) -> tuple[str, str, str | None]:
+    verdict = diagnose(evidence)
+    return status(evidence, verdict)[0], verdict.kind, verdict.rank
+
+
+def test_all_is_well() -> None:
+    assert judged(serving()) == ("READY", "none", None)
+    assert judged(starting("import", "import", silent=30)) == ("STARTING", "none", None)
+
+
+def test_ready_needs_a_fresh_heartbeat_and_never_just_the_servers_word() -> None:
+    unheard = serving(None, throughput=None, throughput_age=None)
+    assert judged(unheard) == ("STARTING", "none", None)
+    assert judged(serving(11.0)) == ("HUNG", "unknown", None)
+    silent_http = serving(None, throughput=throughput(None, "no answer in 2 s"), heartbeat=NOW - 30)
+    assert judged(silent_http) == ("HUNG", "unknown", None)
+    assert "port: no answer in 2 s" in diagnose(silent_http).evidence
+
+
+def test_ready_with_capture_needs_every_ranks_plugin() -> None:
+    late = serving(capture=True, heartbeats=frozenset({"TP0"}))
+    assert judged(late)[0] == "STARTING"
+    assert judged(replace(late, now=NOW + 6, heartbeat=NOW + 5)) == ("FAILED", "plugin_missing", "TP1")
+    assert judged(replace(late, heartbeats=frozenset({"TP0", "TP1"})))[0] == "READY"
+
+
+@pytest.mark.parametrize("evidence", [starting("after load", "load weights"), serving()])
+def test_a_stopped_rank_is_named_at_once(evidence: Evidence) -> None:
+    stopped = replace(evidence, samples=(sample("TP0"), sample("TP1", "T")))
+    assert judged(stopped) == ("HUNG", "straggler", "TP1")
+    assert diagnose(stopped).evidence[0].startswith("proc: TP1 (pid 41) state T")
+
+
+def test_a_dead_rank_is_blamed_and_not_the_survivor_that_lost_it() -> None:
+    effect = Raised("TP0", "RuntimeError", "Connection closed by peer", NOW, fatal=True, effect=True)
+    dead = serving(dead=("TP1", "TP0"), facts=LogFacts(exception=effect, failed="SIGQUIT received"))
+    assert judged(dead) == ("FAILED", "dead_rank", "TP1")
+
+
+def test_a_ranks_own_exception_explains_its_death() -> None:
+    cause = Raised("TP0", "ValueError", "bad", NOW, fatal=True, effect=False)
+    assert judged(serving(dead=("TP1",), facts=LogFacts(exception=cause))) == ("FAILED", "exception", "TP0")
+
+
+def test_memory_and_port_come_before_the_exception_that_they_cause() -> None:
+    cause = Raised("TP1", "OutOfMemoryError", "CUDA out of memory", NOW, fatal=True, effect=False)
+    facts = LogFacts(exception=cause, failed="x", memory_line="torch.OutOfMemoryError", memory_rank="TP1")
+    assert judged(starting("load weights", "load weights", facts=facts)) == ("FAILED", "out_of_memory", "TP1")
+    taken = LogFacts(port_line="[Errno 98] address already in use")
+    assert judged(starting("port", "port", facts=taken)) == ("FAILED", "port_in_use", None)
+
+
+def test_compiling_and_reading_are_slow_and_not_hung() -> None:
+    compilers = (sample("TP0", compiling=("cicc", "nvcc")), sample("TP1"))
+    assert judged(starting("graphs", "graphs", silent=200, samples=compilers)) == ("SLOW", "compiling", "TP0")
+    assert judged(serving(60.0, samples=compilers)) == ("SLOW", "compiling", "TP0")
+    assert judged(serving(samples=compilers)) == ("READY", "none", None)
+    reading = (sample("TP0", "D", read_rate=5e8), sample("TP1"))
+    assert judged(starting("load weights", "load weights", silent=60, samples=reading)) == ("SLOW", "storage", "TP0")
+
+
+def test_a_straggler_is_named_with_the_barriers_countdown() -> None:
+    late = starting("after load", "load weights", silent=40, samples=(sample("TP0"), sample("TP1")))
+    assert judged(late) == ("HUNG", "straggler", "TP1")
+    assert any("ends the server in 7 min" in line for line in diagnose(late).evidence)
+    assert judged(starting("after load", "load weights", silent=20))[1] == "none"
+
+
+def test_a_busy_straggler_is_given_time_but_not_for_ever() -> None:
+    busy = starting("after load", "load weights", silent=40, samples=(sample("TP0"), sample("TP1", "R", cpu=99.0)))
+    assert judged(busy) == ("SLOW", "straggler", "TP1")
+    assert judged(replace(busy, silent=301.0)) == ("HUNG", "straggler", "TP1")
+
+
+def test_only_the_first_rank_says_that_its_graphs_are_done_so_the_others_are_not_behind() -> None:
+    assert judged(starting("port", "graphs", silent=40)) == ("STARTING", "none", None)
+    assert judged(starting("port", "graphs", silent=60)) == ("HUNG", "unknown", None)
+
+
+def test_a_warm_up_that_does_not_come_back() -> None:
+    assert judged(starting("warm-up", "warm-up", silent=20))[1] == "none"
+    assert judged(starting("warm-up", "warm-up", silent=40)) == ("HUNG", "warmup", None)
+
+
+def test_what_was_not_looked_at_is_said() -> None:
+    verdict = diagnose(starting("graphs", "graphs", silent=60))
+    assert verdict.kind == "unknown"
+    assert {"proc: not looked at", "stack: not looked at"} <= set(verdict.evidence)
+
+
+def test_an_exit_is_a_failure_unless_it_was_asked_for() -> None:
+    killed = serving(exited=ev.RunExited("r", -9, asked=False))
+    assert judged(killed) == ("FAILED", "unknown", None)
+    assert any("no proof of the OOM killer" in line for line in diagnose(killed).advice)
+    assert judged(serving(exited=ev.RunExited("r", 0, asked=True), stopping=True)) == ("IDLE", "none", None)
+
+
+def run_of(*bodies: ev.Body) -> RunState:
+    started = ev.RunStarted("r", "n", "m", (), 9, 2, ("TP0", "TP1"), "h", 1, "l", "p", None, capture=False)
+    state = fold(ev.Event(seq, NOW, body) for seq, body in enumerate((started, *bodies), 1))
+    assert state.run is not None
+    return state.run
+
+
+def test_evidence_keeps_the_order_in_which_ranks_vanished_and_the_last_heartbeat() -> None:
+    tracker = PhaseTracker(("TP0", "TP1"))
+    one = run_of(ev.RanksSampled("r", (sample("TP0"), sample("TP1", "Z"))), throughput(2.0))
+    first = evidence_of(one, tracker, NOW)
+    assert (first.dead, first.heartbeat) == (("TP1",), NOW - 2)
+    both = run_of(ev.RanksSampled("r", (sample("TP0", "X"), sample("TP1", "X"))), throughput(None))
+    second = evidence_of(both, tracker, NOW + 1, before=first)
+    assert (second.dead, second.stale) == (("TP1", "TP0"), 3.0)
+    assert diagnose(second).rank == "TP1"
+
+
+SAMPLES = st.builds(
+    RankSample, rank=st.sampled_from(["TP0", "TP1", "main", "x"]), pid=st.integers(1, 9),
+    state=st.sampled_from(list("RSDTZX")), cpu=st.none() | st.floats(0, 900), rss=st.none(),
+    major_faults=st.none() | st.floats(0, 1e6), read_rate=st.none() | st.floats(0, 1e9), wchan=st.none() | st.text(),
+    gpu=st.none(), compiling=st.sampled_from([(), ("nvcc",)]),
+)  # fmt: skip
+AGES = st.none() | st.floats(0, 1e4)
+EXITS = st.none() | st.builds(ev.RunExited, run=st.just("r"), code=st.sampled_from([None, 0, -9]), asked=st.booleans())
+EVIDENCE = st.builds(
+    Evidence,
+    now=st.just(NOW),
+    ranks=st.lists(st.sampled_from(PHASES), max_size=4).map(lambda phases: ranks(*phases)),
+    silent=AGES,
+    facts=st.builds(LogFacts, failed=st.none() | st.text(), warm_up_error=st.none() | st.text(),
+                    watchdog_line=st.none() | st.text(), died=st.none() | st.just("TP1"), died_code=st.none()),
+    live=st.booleans(),
+    samples=st.lists(SAMPLES, max_size=4).map(tuple),
+    dead=st.sampled_from([(), ("TP0",)]),
+    throughput=st.none() | AGES.map(throughput),
+    throughput_age=AGES,
+    heartbeat=st.none() | st.floats(0, NOW),
+    exited=EXITS,
+    capture=st.booleans(),
+    stopping=st.booleans(),
+)  # fmt: skip
+
+
+@given(EVIDENCE)
+def test_any_evidence_gets_a_verdict_with_sourced_lines_and_ready_is_never_a_guess(evidence: Evidence) -> None:
+    verdict = diagnose(evidence)
+    word, reason = status(evidence, verdict)
+    assert reason
+    assert 0 <= verdict.confidence <= 1
+    sources = ("log: ", "proc: ", "nvml: ", "stack: ", "port: ", "plugin: ")
+    assert all(line.startswith(sources) for line in verdict.evidence)
+    assert verdict.kind == "none" or verdict.evidence
+    if word == "READY":
+        assert verdict.kind == "none"
+        assert evidence.ready
+        assert not evidence.live or (evidence.stale is not None and evidence.stale <= 10)
