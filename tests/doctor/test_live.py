@@ -46,6 +46,7 @@ class Watch:
         self.carry, self.seq, self.state = b"", 0, State()
         self.evidence: Evidence | None = None
         self.entered: list[Entered] = []
+        self.segments: set[str] = set()
         self.emit(ev.RunStarted("r", "n", "m", tuple(argv), process.pid, 2, ranks, "127.0.0.1", port, str(log), "p",
                                 "0.5.23", capture=False))  # fmt: skip
 
@@ -111,15 +112,13 @@ def watch(engine: Engine, tmp_path: Path) -> Iterator[Watch]:
             argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     watched = Watch(process, argv, log, port)
-    segments: set[str] = set()
     try:
         yield watched
-        segments = shm_segments(process_tree(process.pid))
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         watched.log.close()
-        for segment in segments:
+        for segment in watched.segments:
             Path(segment).unlink(missing_ok=True)
 
 
@@ -140,7 +139,8 @@ async def test_a_rank_stopped_or_killed_is_named_within_seconds(watch: Watch) ->
     }
     assert (port_holder(watch.port) or "").startswith(f"pid {watch.process.pid} (")
     assert {sample.rank for sample in watch.sampler.sample()} == {"main", "TP0", "TP1", "detokenizer"}
-    assert len(shm_segments(process_tree(watch.process.pid))) >= 1
+    watch.segments = shm_segments(process_tree(watch.process.pid))
+    assert any("sglang_loads_" in segment for segment in watch.segments)
     log = Path(watch.log.name).read_text("utf-8", "replace")
     assert "/v1/loads" not in log.partition("fired up")[2]
 

@@ -70,6 +70,13 @@ def test_ready_with_capture_needs_every_ranks_plugin() -> None:
     assert judged(replace(late, heartbeats=frozenset({"TP0", "TP1"})))[0] == "READY"
 
 
+def test_a_plugin_that_was_not_loaded_is_missed_right_after_the_weights() -> None:
+    loaded = starting("after load", "after load", silent=6, capture=True, samples=(sample("TP0"), sample("TP1")))
+    assert judged(loaded)[1] == "none"
+    assert judged(replace(loaded, plugin_pids=frozenset({40, 41})))[1] == "none"
+    assert judged(replace(loaded, plugin_pids=frozenset({40}))) == ("FAILED", "plugin_missing", "TP1")
+
+
 @pytest.mark.parametrize("evidence", [starting("after load", "load weights"), serving()])
 def test_a_stopped_rank_is_named_at_once(evidence: Evidence) -> None:
     stopped = replace(evidence, samples=(sample("TP0"), sample("TP1", "T")))

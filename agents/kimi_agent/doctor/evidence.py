@@ -32,7 +32,7 @@ class Limits:
     heartbeat: float = 10.0
     """Age of the engine's heartbeat; a healthy one is about a second, busy or idle."""
     plugin: float = 5.0
-    """Grace for a plugin's report once its rank has loaded."""
+    """Grace for a plugin's report once its rank should have made it."""
     barrier: float = 480.0
     """SGLang's own barrier after loading: it ends the server when a rank comes later."""
 
@@ -102,7 +102,9 @@ class Evidence:
     exited: RunExited | None = None
     capture: bool = False
     heartbeats: frozenset[str] = frozenset()
-    """Ranks whose capture plugin has reported."""
+    """Ranks whose capture plugin has reported what it hooked, which it can once the KV cache stands."""
+    plugin_pids: frozenset[int] | None = None
+    """Processes in which the plugin was loaded, which it is before the weights; `None` when not looked at."""
     port: int | None = None
     port_open: bool | None = None
     stopping: bool = False
@@ -150,6 +152,7 @@ def evidence_of(
     *,
     before: Evidence | None = None,
     port_open: bool | None = None,
+    plugin_pids: frozenset[int] | None = None,
     limits: Limits | None = None,
 ) -> Evidence:
     """The evidence about a live run at `now` (Unix seconds).
@@ -179,6 +182,7 @@ def evidence_of(
         exited=run.exited,
         capture=run.started.capture,
         heartbeats=frozenset(report.rank for report in run.capture),
+        plugin_pids=plugin_pids,
         port=run.started.port,
         port_open=port_open,
         stopping=run.status in ("STOPPING", "IDLE") or (run.exited is not None and run.exited.asked),

@@ -5,7 +5,8 @@ from typing import Final
 
 from kimi_agent.doctor.evidence import GONE, Evidence
 from kimi_agent.model.events import RankSample, Verdict
-from kimi_agent.model.phases import AFTER_LOAD, IMPORT, LOAD, MEANING, ORDER, WARM_UP
+from kimi_agent.model.phases import AFTER_LOAD, GRAPHS, IMPORT, LOAD, MEANING, ORDER, WARM_UP
+from kimi_agent.model.state import RankState
 
 Rule = Callable[[Evidence], Verdict | None]
 
@@ -136,16 +137,10 @@ def compiling(evidence: Evidence) -> Verdict | None:
 
 
 def plugin_missing(evidence: Evidence) -> Verdict | None:
-    """Capture was asked for and a rank that has loaded its weights has no working plugin."""
+    """Capture was asked for, and a rank runs without a plugin that has hooked it."""
     if not evidence.capture or not evidence.live:
         return None
-    late = [
-        rank.rank
-        for rank in evidence.ranks
-        if ORDER[rank.phase] > ORDER[LOAD]
-        and rank.rank not in evidence.heartbeats
-        and evidence.now - rank.since > evidence.limits.plugin
-    ]
+    late = [rank.rank for rank in evidence.ranks if _without_plugin(evidence, rank)]
     if not late:
         return None
     lines = (f"plugin: no report from {', '.join(late)}", f"plugin: reports from {len(evidence.heartbeats)} ranks")
@@ -153,6 +148,15 @@ def plugin_missing(evidence: Evidence) -> Verdict | None:
               "unset SGLANG_PLUGINS, or add kimi_capture to it", "do not start Python with -I or -E")  # fmt: skip
     summary = f"the capture plugin does not run in {', '.join(late)}: the server works, but captures nothing"
     return Verdict("plugin_missing", summary, late[0], 0.9, lines, (), advice)
+
+
+def _without_plugin(evidence: Evidence, rank: RankState) -> bool:
+    if rank.rank in evidence.heartbeats or evidence.now - rank.since <= evidence.limits.plugin:
+        return False
+    process = evidence.sample(rank.rank)
+    loaded = evidence.plugin_pids is None or process is None or process.pid in evidence.plugin_pids
+    # Loaded with SGLang itself, the plugin hooks the model only after the KV cache.
+    return ORDER[rank.phase] > (ORDER[GRAPHS] if loaded else ORDER[LOAD])
 
 
 def storage(evidence: Evidence) -> Verdict | None:

@@ -35,6 +35,8 @@ COMPILERS: Final = frozenset({
     "gcc", "clang", "clang++", "collect2", "ld", "ld.gold", "ld.lld", "as", "hipcc", "cmake",
 })  # fmt: skip
 """Processes whose presence below a rank means that kernels are being compiled: slow, not hung."""
+SCAN: Final = 3.0
+"""Seconds between two searches for new processes; on a large host that costs more than all the rest."""
 REFRESH: Final = 30.0
 """Seconds after which every parent is read again: a pid may have been used twice."""
 
@@ -55,7 +57,8 @@ class ProcessSampler:
     def __init__(self, main_pid: int) -> None:
         self._main = main_pid
         self._parents: dict[int, int] = {}
-        self._refreshed = float("-inf")
+        self._tree: list[int] = []
+        self._scanned = self._refreshed = float("-inf")
         self._known: dict[str, tuple[int, int]] = {}
         """Name to (pid, start time); kept after the process is gone."""
         self._before: dict[str, _Reading] = {}
@@ -64,16 +67,17 @@ class ProcessSampler:
         """Every rank seen so far, with `main` and `detokenizer`, `main` first.
 
         One that has vanished stays, in state `X`. Rates are `None` the first time. A process that has no title yet,
-        because it still imports SGLang, is not a rank yet.
+        because it still imports SGLang, is not a rank yet; a new process is found within `SCAN` seconds.
         """
         now = time.monotonic()
-        tree = self._tree(now)
-        self._identify(tree)
-        compiling = self._compilers(tree)
+        if now - self._scanned >= SCAN:
+            self._scan(now)
+        self._identify(self._tree)
+        compiling = self._compilers(self._tree)
         names = sorted(self._known, key=lambda name: (name != MAIN, not is_rank(name), _numbers(name)))
         return tuple(self._one(name, now, compiling.get(self._known[name][0], ())) for name in names)
 
-    def _tree(self, now: float) -> list[int]:
+    def _scan(self, now: float) -> None:
         present = pids()
         if now - self._refreshed > REFRESH:
             self._parents, self._refreshed = {}, now
@@ -82,7 +86,7 @@ class ProcessSampler:
             stat = read_stat(pid)
             if stat is not None:
                 self._parents[pid] = stat.parent
-        return descendants(self._main, self._parents)
+        self._tree, self._scanned = descendants(self._main, self._parents), now
 
     def _identify(self, tree: Sequence[int]) -> None:
         named = {pid for pid, _ in self._known.values()}
