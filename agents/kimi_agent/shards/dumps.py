@@ -4,7 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -104,7 +104,7 @@ def validated(path: Path, value: T) -> T:
         FormatError: a field has the wrong type.
     """
     try:
-        return msgspec.convert(asdict(value), type(value))  # type: ignore[call-overload]
+        return msgspec.convert(msgspec.to_builtins(value), type(value))
     except msgspec.ValidationError as error:
         raise FormatError(path, f"a field has the wrong type: {error}") from error
 
