@@ -58,12 +58,18 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 ssh_config = click.option("--ssh-config", type=FILE, help="Use this file instead of ~/.ssh/config.")
 python = click.option("--python", metavar="PATH", help="The Python that runs SGLang there.")
+showing = _options(
+    click.option("--headless", is_flag=True, help="No screen: changes as lines of text."),
+    click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON."),
+    click.option("--ascii", is_flag=True, help="Draw with ASCII characters only."),
+    click.option("--theme", metavar="NAME", help="A theme by name."),
+    click.option("--no-mouse", "mouse", is_flag=True, default=True, flag_value=False, help="Leave the mouse alone."),
+)
 watching = _options(
     click.option("--profile", type=FILE, help="A launch profile to offer, which may name the Python."),
     click.option("--read-only", is_flag=True, help="Watch only: nothing can be launched, stopped or dumped."),
     click.option("--record", type=FILE, help="Append every event to this file."),
-    click.option("--headless", is_flag=True, help="No screen: changes as lines of text."),
-    click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON."),
+    showing,
 )
 
 
@@ -85,8 +91,8 @@ def connect(host: str | None, python: str | None, ssh_config: Path | None, **opt
 
         for name in named_hosts(ssh_config):
             click.echo(name)
-        click.echo("Say which one: kimi-console connect HOST", err=True)
-        return Exit.USAGE
+        click.echo("kimi-console: say which one: kimi-console connect HOST", err=True)
+        return Exit.OK
     from kimi_console.commands import Watch
 
     return Watch.of(python, **options).over_ssh(host, ssh_config)
@@ -107,24 +113,24 @@ def local(python: str | None, home: Path | None, **options: Any) -> int:
 @click.option("--headless", is_flag=True, help="No screen: run the whole job and say how it went.")
 @click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON.")
 @click.option("--dump", type=FILE, help="Where the dump goes.")
-def demo(headless: bool, as_json: bool, dump: Path | None) -> int:
+@click.option("--yes", is_flag=True, help="Build the engine without asking (a few GB, once).")
+def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool) -> int:
     """The whole job on this machine: real SGLang on the CPU with a tiny Kimi-architecture model."""
     from kimi_console.demo.command import run_demo
 
-    return int(run_demo(headless=headless, as_json=as_json, dump=dump))
+    return int(run_demo(headless=headless, as_json=as_json, dump=dump, yes=yes))
 
 
 @cli.command()
 @click.argument("file", type=FILE)
-@click.option("--speed", type=Speed(), default="1", help="Times real time, or max.  [1]")
+@click.option("--speed", type=Speed(), default="1", metavar="N|max", help="Times real time, or max.  [1]")
 @click.option("--at", metavar="T", help="Begin at +90, +1:30, 14:03:22 or an ISO date and time.")
-@click.option("--headless", is_flag=True, help="No screen: changes as lines of text.")
-@click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON.")
-def replay(file: Path, speed: float | None, at: str | None, headless: bool, as_json: bool) -> int:
+@showing
+def replay(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
     """Play back a recording, an agent's journal or a plain SGLang log."""
     from kimi_console.commands import play
 
-    return play(file, speed, at, headless=headless, as_json=as_json)
+    return play(file, speed, at, **show)
 
 
 @cli.command()

@@ -1,6 +1,7 @@
 """What the commands do once their arguments are read: open a source, then show it on a screen or without one."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from kimi_agent.profile import Profile, load
 from kimi_console.headless.diagnose import EXITS, Report, is_file, report_file, report_host
 from kimi_console.headless.stream import stream
 from kimi_console.paths import profiles_dir
-from kimi_console.source.base import Control
 from kimi_console.source.client import Dial
 from kimi_console.source.live import LiveSource
 from kimi_console.source.local import check_python, local_dial, local_python
@@ -21,35 +21,51 @@ from kimi_console.source.session import Session
 
 
 @dataclass(frozen=True, slots=True)
+class Show:
+    """How a source is shown."""
+
+    headless: bool = False
+    as_json: bool = False
+    """Without a screen, as NDJSON."""
+    ascii: bool = False
+    theme: str | None = None
+    mouse: bool = True
+
+    @property
+    def screen(self) -> bool:
+        """Whether there is a screen at all."""
+        return not (self.headless or self.as_json)
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """What `connect` and `local` share."""
 
     python: str | None
-    profiles: tuple[Profile, ...]
-    """The given one first, then those of the config directory."""
-    given: Profile | None
+    profile: Profile | None
+    """The one given on the command line."""
+    others: tuple[Path, ...]
+    """The config directory's; one that is wrong is told in the launch form."""
     read_only: bool
     record: Path | None
-    headless: bool
-    as_json: bool
+    show: Show
 
     @classmethod
-    def of(cls, python: str | None, profile: Path | None, **options: Any) -> "Watch":
+    def of(cls, python: str | None, profile: Path | None, read_only: bool, record: Path | None, **show: Any) -> "Watch":
         """From the options of the command line.
 
         Raises:
-            UsageError: a profile is wrong.
+            UsageError: the profile is wrong.
         """
-        given = load(profile) if profile is not None else None
+        loaded = load(profile) if profile is not None else None
         kept = sorted(profiles_dir().glob("*.toml")) if profiles_dir().is_dir() else []
-        others = [load(path) for path in kept if profile is None or path.resolve() != profile.resolve()]
-        options["headless"] = options["headless"] or options["as_json"]
-        return cls(python, (*([given] if given else []), *others), given, **options)
+        others = tuple(path for path in kept if profile is None or path.resolve() != profile.resolve())
+        return cls(python, loaded, others, read_only, record, Show(**show))
 
     @property
     def interpreter(self) -> str | None:
         """The Python asked for: the command line's, else the profile's."""
-        return self.python or (self.given.server.python if self.given is not None else None)
+        return self.python or (self.profile.server.python if self.profile is not None else None)
 
     def over_ssh(self, host: str, config: Path | None) -> int:
         """Watch a far host until the operator leaves.
@@ -74,12 +90,11 @@ class Watch:
     def _watch(self, title: str, dial: Dial) -> int:
         live = LiveSource(title, dial, read_only=self.read_only)
         source = Recorder(live, self.record) if self.record is not None else live
-        if self.headless:
-            return asyncio.run(_print(source, self.as_json, live))
-        return asyncio.run(_show(source, live, self.profiles))
+        profiles = [*([self.profile] if self.profile is not None else []), *self.others]
+        return asyncio.run(_present(source, live, profiles, self.show))
 
 
-def play(file: Path, speed: float | None, at: str | None, *, headless: bool, as_json: bool) -> int:
+def play(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
     """Play back a file.
 
     Returns:
@@ -88,10 +103,7 @@ def play(file: Path, speed: float | None, at: str | None, *, headless: bool, as_
     Raises:
         UsageError: the file cannot be played.
     """
-    source = ReplaySource(file, speed, at)
-    if headless or as_json:
-        return asyncio.run(_print(source, as_json))
-    return asyncio.run(_show(source, None, ()))
+    return asyncio.run(_present(ReplaySource(file, speed, at), None, (), Show(**show)))
 
 
 def diagnose_target(target: str, python: str | None, config: Path | None) -> Report:
@@ -107,23 +119,17 @@ def diagnose_target(target: str, python: str | None, config: Path | None) -> Rep
     return asyncio.run(report_host(ssh_dial(target, python, config, read_only=True)))
 
 
-async def _print(source: Batches, as_json: bool, live: LiveSource | None = None) -> int:
+async def _present(source: Batches, live: LiveSource | None, profiles: Sequence[Profile | Path], show: Show) -> int:
+    """Show a source on a screen or without one until it ends or the operator leaves."""
     try:
         if live is not None:
             await live.start()
-        return status_exit(await stream(source, as_json=as_json))
-    finally:
-        await source.close()
+        if not show.screen:
+            return status_exit(await stream(source, as_json=show.as_json))
+        from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
 
-
-async def _show(source: Batches, live: LiveSource | None, profiles: tuple[Profile, ...]) -> int:
-    from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
-
-    control: Control | None = live
-    try:
-        if live is not None:
-            await live.start()
-        return int(await run_app(Session(source, control), profiles=list(profiles)))
+        session = Session(source, live)
+        return await run_app(session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse)
     finally:
         await source.close()
 

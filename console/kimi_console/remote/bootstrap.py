@@ -13,13 +13,12 @@ import asyncssh
 from kimi_agent.bundle import build_id, bundle_tar
 from kimi_agent.errors import UnavailableError, UsageError
 from kimi_agent.text import clean
-from kimi_console.source.local import OLDEST_PYTHON, attach_argv, last_line, require
+from kimi_console.source.local import OLDEST_PYTHON, PYTHON_HINT, attach_argv, last_line, require
 
 PROBE_TIMEOUT = 60.0
 UPLOAD_TIMEOUT = 120.0
 RUN_HEX = "import sys;exec(bytes.fromhex(sys.argv[1]))"
 """A Python program as one hexadecimal argument: no login shell can change its quotes or line ends."""
-HINT = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +123,16 @@ def choose(survey: Survey, host: str, asked: str | None) -> Interpreter:
     if survey.system and not survey.system.startswith("Linux"):
         raise UnavailableError(f"{host} runs {clean(survey.system)}, the agent needs Linux", "Choose another host.")
     if asked is not None and not survey.pythons:
-        raise UsageError(f"there is no working Python at {asked} on {host}", HINT)
+        raise UsageError(f"there is no working Python at {asked} on {host}", PYTHON_HINT)
     if not survey.pythons:
-        raise UsageError(f"no Python was found on {host}", HINT)
+        raise UsageError(f"no Python was found on {host}", PYTHON_HINT)
     best = next((found for found in survey.pythons if found.sglang and found.version >= OLDEST_PYTHON), None)
     if best is not None:
         return best
     if asked is not None:
         only = survey.pythons[0]
         require(only.path, "{}.{}".format(*only.version), only.sglang or "-", host)
-    raise UsageError(f"no Python on {host} has SGLang (looked at {_listed(survey.pythons)})", HINT)
+    raise UsageError(f"no Python on {host} has SGLang (looked at {_listed(survey.pythons)})", PYTHON_HINT)
 
 
 def _listed(pythons: Iterable[Interpreter]) -> str:

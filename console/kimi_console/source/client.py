@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kimi_agent.errors import Exit, KimiError, UnavailableError
+from kimi_agent.errors import KimiError, UnavailableError
 from kimi_agent.model.events import Event, Unknown
 from kimi_agent.text import clean
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode, decode_event, encode
-from kimi_agent.wire.rpc import PROTOCOL, Hello
+from kimi_agent.wire.rpc import PROTOCOL, Hello, refusal
 
 CHUNK = 1 << 16
 """Bytes asked of the transport at once; one read is split into many events."""
@@ -201,7 +201,7 @@ class AgentClient:
         if future is None or future.done():
             return
         if "error" in message:
-            future.set_exception(_refusal(message["error"]))
+            future.set_exception(refusal(message["error"]))
         else:
             future.set_result(message.get("result"))
 
@@ -216,17 +216,6 @@ def _event(line: bytes) -> Event:
         if not (isinstance(seq, int) and isinstance(time, int | float) and isinstance(kind, str)):
             raise
         return Event(seq, float(time), Unknown(kind, data if isinstance(data, dict) else {"value": data}))
-
-
-def _refusal(error: Any) -> KimiError:
-    """The agent's error as one of ours."""
-    fields = error if isinstance(error, dict) else {"message": str(error)}
-    slug, message, hint = (str(fields.get(key) or "") for key in ("slug", "message", "hint"))
-    refusal = KimiError(clean(message) or "the agent refused without a reason", clean(hint), slug=slug or "error")
-    refusal.exit = {"usage": Exit.USAGE, "preflight": Exit.USAGE, "unavailable": Exit.UNAVAILABLE}.get(
-        slug, Exit.FAILED
-    )
-    return refusal
 
 
 async def _read_greeting(transport: Transport) -> tuple[Hello, bytes]:

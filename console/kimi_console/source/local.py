@@ -18,6 +18,7 @@ CHECK = (
     "print(*sys.version_info[:2], sglang)\n"
 )
 OLDEST_PYTHON = (3, 10)
+PYTHON_HINT = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
 MAX_WORDS = 4096
 """Bytes kept of the far end's standard error."""
 LAST_WORDS_WITHIN = 2.0
@@ -90,10 +91,9 @@ async def check_python(python: str) -> str:
     Raises:
         UsageError: it is not there, is not a Python, is too old, or has no SGLang.
     """
-    hint = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
     found = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a bare name must stay one
     if found is None:
-        raise UsageError(f"there is no program {python} on this machine", hint)
+        raise UsageError(f"there is no program {python} on this machine", PYTHON_HINT)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         found, "-c", CHECK, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
@@ -101,7 +101,7 @@ async def check_python(python: str) -> str:
     out, _ = await process.communicate()
     fields = out.decode("utf-8", "replace").split()
     if process.returncode != 0 or len(fields) != 3:
-        raise UsageError(f"{python} is not a working Python", hint)
+        raise UsageError(f"{python} is not a working Python", PYTHON_HINT)
     return require(python, f"{fields[0]}.{fields[1]}", fields[2], "this machine")
 
 
@@ -111,11 +111,10 @@ def require(python: str, version: str, sglang: str, where: str) -> str:
     Raises:
         UsageError: Python is too old, or there is no SGLang (`-`).
     """
-    hint = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
     if tuple(int(part) for part in version.split(".")) < OLDEST_PYTHON:
-        raise UsageError(f"{python} on {where} is Python {version}, the agent needs 3.10 or newer", hint)
+        raise UsageError(f"{python} on {where} is Python {version}, the agent needs 3.10 or newer", PYTHON_HINT)
     if sglang == "-":
-        raise UsageError(f"{python} on {where} has no SGLang", hint)
+        raise UsageError(f"{python} on {where} has no SGLang", PYTHON_HINT)
     return sglang
 
 
@@ -148,8 +147,5 @@ def local_python(asked: str | None) -> str:
         UsageError: neither names one.
     """
     if asked is None:
-        raise UsageError(
-            "which Python runs SGLang on this machine is not known",
-            "Give it with --python, or in the profile as [server] python.",
-        )
+        raise UsageError("which Python runs SGLang on this machine is not known", PYTHON_HINT)
     return asked

@@ -33,7 +33,8 @@ _ARGUMENTS = {
 }
 """How `server_args=` spells them, as a dictionary or as a call."""
 MAX_LINES = 500
-"""Lines in one event."""
+MAX_CHARACTERS = 200_000
+"""Most that one event holds, so that it fits a line of the wire."""
 
 
 def log_lines(path: Path) -> Iterator[str]:
@@ -73,6 +74,7 @@ class LogEvents:
         self._seq = 0
         self._time = 0.0
         self._lines: list[str] = []
+        self._characters = 0
         self._first = 0
         self._status = "STARTING"
 
@@ -126,10 +128,12 @@ class LogEvents:
         line = parse(text)
         changes = self._tracker.feed(line)
         now = self._tracker.last_time or self._time
-        if now > self._time or len(self._lines) >= MAX_LINES:
+        full = len(self._lines) >= MAX_LINES or self._characters + len(text) > MAX_CHARACTERS
+        if now > self._time or full:
             yield from self._flush()
             self._time = now
         self._lines.append(text)
+        self._characters += len(text)
         status, reason = self._status_now()
         if changes or status != self._status:
             yield from self._flush()
@@ -140,7 +144,7 @@ class LogEvents:
 
     def _flush(self) -> Iterator[Event]:
         if self._lines:
-            lines, self._lines = tuple(self._lines), []
+            lines, self._lines, self._characters = tuple(self._lines), [], 0
             yield self._event(LogLines(RUN, self._first, lines))
             self._first += len(lines)
 
