@@ -33,6 +33,7 @@ class KimiApp(App[None]):
         on_ready: id of an action to do once there is something to act on, such as `launch`.
         ascii: draw with ASCII only.
         theme: name of a theme; an unknown one is said and the default taken.
+        farewell: said on leaving a server that is alive; empty for where it goes on.
         clock: the host's clock.
     """
 
@@ -49,6 +50,7 @@ class KimiApp(App[None]):
         on_ready: str | None = None,
         ascii: bool = False,  # noqa: A002 - the option's name
         theme: str | None = None,
+        farewell: str = "",
         clock: HostClock | None = None,
     ) -> None:
         plain = no_color(os.environ)
@@ -57,10 +59,13 @@ class KimiApp(App[None]):
         self.owns_terminal = False
         """Whether to leave when the terminal goes; set by `run_app`."""
         self._on_ready = on_ready
-        self._board = Board(session, profiles, clock or HostClock(), ascii=ascii)
+        self._farewell = farewell
+        self.board = Board(session, profiles, clock or HostClock(), ascii=ascii)
         self._warnings: list[str] = []
         if plain:
             self.add_class("-no-color")
+        if ascii:
+            self.add_class("-ascii")
         self._load_themes(theme)
 
     def _load_themes(self, wanted: str | None) -> None:
@@ -83,7 +88,7 @@ class KimiApp(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         """The board."""
-        return self._board
+        return self.board
 
     def on_mount(self) -> None:
         """Start the session, and say what was wrong with themes."""
@@ -104,16 +109,16 @@ class KimiApp(App[None]):
         if self._on_ready is not None and self.session.link.state != "connecting":
             action, self._on_ready = self._on_ready, None
             if action in BY_ID:
-                self.call_later(self._board.action_run, action)
+                self.call_later(self.board.action_run, action)
 
     async def action_quit(self) -> None:
-        """Leave; a server that runs goes on, and the last line says so."""
+        """Leave; the last line says what becomes of a server that runs."""
         run, agent = self.session.state.run, self.session.state.agent
         if self.session.control is None or run is None or not run.alive or agent is None:
             self.exit()
             return
         where = f"{agent.host}, pid {run.started.pid}, port {run.started.port}"
-        self.exit(message=Text(f"The server goes on: {where}. Connect again to see it."))
+        self.exit(message=Text(self._farewell or f"The server goes on: {where}. Connect again to see it."))
 
 
 async def run_app(
@@ -124,6 +129,7 @@ async def run_app(
     ascii: bool = False,  # noqa: A002 - the option's name
     theme: str | None = None,
     mouse: bool = True,
+    farewell: str = "",
 ) -> int:
     """Show a session until the operator leaves; the exit code.
 
@@ -131,7 +137,7 @@ async def run_app(
         UsageError: there is no terminal that can show it.
     """
     check_terminal(os.environ)
-    app = KimiApp(session, profiles=profiles, on_ready=on_ready, ascii=ascii, theme=theme)
+    app = KimiApp(session, profiles=profiles, on_ready=on_ready, ascii=ascii, theme=theme, farewell=farewell)
     app.owns_terminal = True
     try:
         await app.run_async(mouse=mouse)

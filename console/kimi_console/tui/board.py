@@ -64,7 +64,7 @@ class Board(Screen[None]):
         self._good: tuple[str, Baseline] | None = None
         self._boxes: dict[str, Box] = {}
         self._panes = {spec.id: Pane(spec, ascii=ascii) for spec in SPECS}
-        self._log = LogPane(session.log, ascii=ascii)
+        self.log_pane = LogPane(session.log, ascii=ascii)
         self._bars = {name: Bar(ascii=ascii, id=name) for name in ("header", "verdict", "dumpline", "footer", "small")}
         session.on_change(self._changed)
 
@@ -72,12 +72,12 @@ class Board(Screen[None]):
         """All parts; the plan decides which are shown."""
         yield from self._bars.values()
         yield from self._panes.values()
-        yield self._log
+        yield self.log_pane
 
     def on_mount(self) -> None:
         """Draw twice a second; the log has its own pace."""
         self.set_interval(REFRESH, self.draw)
-        self._log.view.focus()
+        self.log_pane.view.focus()
 
     def on_resize(self) -> None:
         """Another size, another plan."""
@@ -119,8 +119,8 @@ class Board(Screen[None]):
             if name in self._boxes:
                 pane.show(view)
         run = view.run
-        self._log.view.rank_cells = max((len(rank.rank) for rank in run.ranks), default=0) if run else 0
-        self._log.draw_title()
+        self.log_pane.view.rank_cells = max((len(rank.rank) for rank in run.ranks), default=0) if run else 0
+        self.log_pane.draw_title()
 
     def _shown_pane(self, view: View) -> str:
         if self.chosen is not None:
@@ -167,7 +167,7 @@ class Board(Screen[None]):
         self.call_after_refresh(self.draw)
 
     def _parts(self) -> list[tuple[str, Widget]]:
-        return [*self._bars.items(), *self._panes.items(), ("log", self._log)]
+        return [*self._bars.items(), *self._panes.items(), ("log", self.log_pane)]
 
     def _footer(self, cells: int) -> Line:
         line: Line = []
@@ -194,7 +194,7 @@ class Board(Screen[None]):
 
     def doers(self) -> dict[str, Callable[[], object]]:
         """What does each action of the registry (but for the panes' numbers)."""
-        log = self._log
+        log = self.log_pane
         return {
             "launch": self._commands.launch, "stop": self._commands.stop, "dump": self._commands.dump,
             "inspect": self._commands.inspect, "redial": self._commands.redial,
@@ -216,7 +216,7 @@ class Board(Screen[None]):
         self.chosen = pane
         self._place(self.view())
         if pane == "log":
-            self._log.view.focus()
+            self.log_pane.view.focus()
         else:
             self._panes[pane].focus()
 
@@ -250,9 +250,9 @@ class Board(Screen[None]):
 
     def action_back(self) -> None:
         """Leave the prompt, a zoom, a search, a filter, the chosen pane: the first that there is."""
-        log = self._log.view
-        if self._log.asking:
-            self._log.close_prompt()
+        log = self.log_pane.view
+        if self.log_pane.asking:
+            self.log_pane.close_prompt()
         elif self.zoomed:
             self.zoomed = False
         elif log.query_search is not None:

@@ -36,13 +36,17 @@ class Brush:
             self._styles[role] = style
         return style
 
-    def strip(self, line: Sequence[Span], cells: int, base: Role = "plain") -> Strip:
-        """A line as exactly `cells` cells; `base` styles the empty rest."""
+    def strip(self, line: Sequence[Span], cells: int, *, cursor: bool = False) -> Strip:
+        """A line as exactly `cells` cells; under the `cursor` it keeps its colours on another ground."""
         harmless = [(self._harmless(text), role) for text, role in line]
         segments = [Segment(text, self.style(role)) for text, role in crop(harmless, cells) if text]
         used = width((segment.text, "plain") for segment in segments)
         if used < cells:
-            segments.append(Segment(" " * (cells - used), self.style(base)))
+            segments.append(Segment(" " * (cells - used), self.style("plain")))
+        if cursor:
+            mark = self.style("cursor")
+            ground = Style(bgcolor=mark.bgcolor, bold=mark.bold, reverse=mark.reverse)
+            segments = [Segment(text, style + ground if style else ground) for text, style, _ in segments]
         return Strip(segments, cells)
 
     def _harmless(self, text: str) -> str:

@@ -73,9 +73,8 @@ class Rows(ScrollView, can_focus=True):
         index = y + self.scroll_offset.y
         cells = self.scrollable_content_region.width
         line = self.lines[index] if index < len(self.lines) else []
-        if self.choosing and index == self.cursor and index >= self.heading:
-            return self._brush.strip([(text, "cursor") for text, _ in line], cells, "cursor")
-        return self._brush.strip(line, cells)
+        cursor = self.choosing and index == self.cursor and self.heading <= index < len(self.lines)
+        return self._brush.strip(line, cells, cursor=cursor)
 
     def on_resize(self, event: events.Resize) -> None:
         """The window changed: lines keep their number."""

@@ -84,7 +84,8 @@ def _mark(run: RunState, phase: str, past: int, over: bool) -> Span:
 def _ranks_past(run: RunState, phase: str, past: int, total: int, room: int) -> Line:
     full, empty = fmt.bar(past, total, BAR)
     role: Role = "dim" if past == total else "move"
-    line: Line = [("     ", "plain"), (full, role), (empty, "rule"), (f" {past}/{total}", role)]
+    line: Line = [("     ", "plain"), (full, "rule" if past == total else role), (empty, "rule"),
+                  (f" {past}/{total}", role)]  # fmt: skip
     late = run.laggards(phase)
     if 0 < past < total:
         names = "   " + " ".join(late)
