@@ -111,8 +111,8 @@ def local(python: str | None, home: Path | None, **options: Any) -> int:
 
 @cli.command()
 @click.option("--headless", is_flag=True, help="No screen: run the whole job and say how it went.")
-@click.option("--json", "as_json", is_flag=True, help="No screen: events as NDJSON.")
-@click.option("--dump", type=FILE, help="Where the dump goes.")
+@click.option("--json", "as_json", is_flag=True, help="With --headless: one JSON object on stdout.")
+@click.option("--dump", type=FILE, help="With --headless: put the dump there and keep it.")
 @click.option("--yes", is_flag=True, help="Build the engine without asking (a few GB, once).")
 def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool) -> int:
     """The whole job on this machine: real SGLang on the CPU with a tiny Kimi-architecture model."""

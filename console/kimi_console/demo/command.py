@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from kimi_agent.errors import Exit, UnavailableError, UsageError
 from kimi_console.demo.engine import Engine, Progress, build_engine, wanted_engine
+from kimi_console.demo.interactive import show_demo
 from kimi_console.demo.scenario import Report, run_job
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def run_demo(*, headless: bool = False, as_json: bool = False, dump: Path | None
         report = run(run_job(engine, dump, _say))
         _print_report(report, as_json)
         return _exit(report)
-    return Exit.OK
+    return run(show_demo(engine, _say))
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

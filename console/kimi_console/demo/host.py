@@ -79,11 +79,11 @@ class DemoHost:
             raise DemoError(f"The server ended before it was ready: {why}", f"Its log: {found.started.log}")
         return found
 
-    async def until(self, condition: Callable[[State], T | None], seconds: float, what: str) -> T:
+    async def until(self, condition: Callable[[State], T | None], seconds: float | None, what: str) -> T:
         """The first value of `condition` that is not None, looked at after every batch of events.
 
         Raises:
-            DemoError: there was none within `seconds`.
+            DemoError: there was none within `seconds`; never when that is None.
         """
         try:
             async with asyncio.timeout(seconds):

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ SEVERAL: Final = (
     "Why is the sky blue in the morning and red in the evening?",
     "How many days are there in a year, and why is it not a round number?",
 )
-"""Prompts that are sent at once, or in turn by `gentle`."""
+"""Prompts that are sent at once, or in turn."""
 TIMEOUT: Final = 120.0
 """Seconds one request may take."""
 
@@ -56,7 +55,7 @@ class Traffic:
 
     def __init__(self, host: str, port: int, prefix: str = "demo") -> None:
         self._host = host
-        self._port = port
+        self.port = port
         self._rids: Iterator[str] = (f"{prefix}-{number:06d}" for number in itertools.count(1))
         self.served: list[Served] = []
         """Every request answered so far."""
@@ -101,20 +100,13 @@ class Traffic:
         except* TrafficError as failed:
             raise failed.exceptions[0] from failed
 
-    async def gentle(self, every: float = 1.0) -> None:
-        """Send a prompt every `every` seconds until cancelled; a server that is away gets the next one."""
-        for number in itertools.count():
-            with suppress(TrafficError):
-                await self.send(SEVERAL[number % len(SEVERAL)], 8 + 4 * (number % 5))
-            await asyncio.sleep(every)
-
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self.port}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
-        reader, writer = await asyncio.open_connection(self._host, self._port)
+        reader, writer = await asyncio.open_connection(self._host, self.port)
         try:
             writer.write(head.encode() + data)
             await writer.drain()
@@ -129,4 +121,4 @@ class Traffic:
         return parsed
 
     def _failed(self, rid: str, why: str) -> TrafficError:
-        return TrafficError(f"Request {rid} to {self._host}:{self._port} failed: {why}", "Read the server's log.")
+        return TrafficError(f"Request {rid} to {self._host}:{self.port} failed: {why}", "Read the server's log.")
