@@ -32,6 +32,8 @@ from kimi_agent.wire.rpc import PROTOCOL, Hello
 HOST_PERIOD = 2.0
 RESULTS_KEPT = 256
 SHARDS_DEADLINE = 60.0
+SHARDS_LISTED = 5000
+"""More shards of one dump would not fit into one line of the wire; the answer says how many more there are."""
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +172,7 @@ class Agent:
                 "name": run.started.name,
                 "model": run.started.model,
                 "pid": run.started.pid,
+                "status": run.status,
                 "alive": run.alive,
                 "reason": run.status_reason,
                 "since": run.status_since,
@@ -228,7 +231,7 @@ class Agent:
 
     async def shards(self, dump: str) -> Any:
         """One dump's shards."""
-        return await self._shards_command("ls", str(self._dump_directory(dump)))
+        return await self._shards_command("ls", str(self._dump_directory(dump)), "--limit", str(SHARDS_LISTED))
 
     async def shard(self, dump: str, shard: str, first: int = 0) -> Any:
         """One shard's contents, from sample `first` on."""

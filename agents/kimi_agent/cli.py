@@ -1,4 +1,7 @@
-"""The agent's command line: data on stdout, talk on stderr, exit codes of `errors.Exit`."""
+"""The agent's command line: data on stdout, talk on stderr, exit codes of `errors.Exit`.
+
+What a command needs is imported inside it: `--help` must answer at once, and the daemon must stay small.
+"""
 
 import argparse
 import asyncio
@@ -10,18 +13,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kimi_agent import __version__, daemon, profile
-from kimi_agent.attach import proxy
+from kimi_agent import __version__
 from kimi_agent.errors import Exit, KimiError
-from kimi_agent.headless import RunOptions, run_headless
 from kimi_agent.paths import Home, default_home
-from kimi_agent.runs import plan
-from kimi_agent.shards.cli import add_shards_parser, run_shards
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error for a person is one line on stderr."""
-    args = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = _parser(shards="shards" in arguments[:1]).parse_args(arguments)
     try:
         return int(args.command(args))
     except KimiError as error:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(Exit.INTERRUPTED)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, shards: bool) -> argparse.ArgumentParser:
     home = argparse.ArgumentParser(add_help=False)
     home.add_argument("--home", type=Path, default=None, help="the agent's directory [$KIMI_AGENT_HOME]")
     parser = argparse.ArgumentParser(prog="kimi-agent", description="Launch, watch and serve SGLang on this host.")
@@ -72,8 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     preflight.add_argument("--json", action="store_true")
     preflight.set_defaults(command=_preflight)
 
-    add_shards_parser(commands)
-    commands.choices["shards"].set_defaults(command=run_shards)
+    if shards:
+        from kimi_agent.shards.cli import add_shards_parser, run_shards
+
+        add_shards_parser(commands)
+        commands.choices["shards"].set_defaults(command=run_shards)
+    else:
+        commands.add_parser("shards", help="list, show and verify captured shards")
     return parser
 
 
@@ -82,6 +87,8 @@ def _home(args: argparse.Namespace) -> Home:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from kimi_agent import daemon
+
     home = _home(args)
     if args.detach:
         client = daemon.connect(home, start=True)
@@ -94,11 +101,18 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _attach(args: argparse.Namespace) -> int:
+    from kimi_agent import daemon
+    from kimi_agent.attach import proxy
+
     proxy(daemon.connect(_home(args), start=args.start), read_only=args.read_only)
     return Exit.OK
 
 
 def _run(args: argparse.Namespace) -> int:
+    from kimi_agent import profile
+    from kimi_agent.headless import RunOptions, run_headless
+    from kimi_agent.runs import plan
+
     loaded = profile.load(args.profile)
     if args.only_print:
         made = plan.make_plan(loaded, _home(args))
@@ -111,6 +125,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
+    from kimi_agent import daemon
+
     client = daemon.connect(_home(args), start=False)
     answer = client.request("status")
     if args.json:
@@ -122,6 +138,8 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _stop(args: argparse.Namespace) -> int:
+    from kimi_agent import daemon
+
     client = daemon.connect(_home(args), start=False)
     answer = client.request("stop")
     for what in answer["left"]:
@@ -130,6 +148,9 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _preflight(args: argparse.Namespace) -> int:
+    from kimi_agent import profile
+    from kimi_agent.runs import plan
+
     made = plan.make_plan(profile.load(args.profile), _home(args))
     found = plan.problems(made)
     if args.json:

@@ -177,7 +177,7 @@ async def test_a_command_over_a_broken_link_is_sent_again_under_the_same_id(make
 
 
 async def test_a_refusal_keeps_its_slug_message_and_hint(make_peer: MakePeer) -> None:
-    refusal = {"error": {"slug": "usage", "message": "no server runs\x1b[2J", "hint": "Launch one first."}}
+    refusal = {"error": {"slug": "usage", "message": "no server runs\x1b[2J", "hint": "Launch one first.", "exit": 2}}
     peer = make_peer(answer=lambda method: refusal)
     peer.note("x")
     source = LiveSource("peer", peer.dial, patience=QUICK)

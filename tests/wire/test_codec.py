@@ -157,5 +157,5 @@ def test_responses_carry_the_request_and_the_error_in_full() -> None:
     assert codec.decode(rpc.result_line(7, {"run": "a"})) == {"id": 7, "result": {"run": "a"}}
     assert codec.decode(rpc.error_line(7, error)) == {
         "id": 7,
-        "error": {"slug": "shards", "message": "no dump d7", "hint": "List them with shards ls"},
+        "error": {"slug": "shards", "message": "no dump d7", "hint": "List them with shards ls", "exit": 5},
     }

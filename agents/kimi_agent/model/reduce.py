@@ -96,7 +96,7 @@ def _(body: ev.PhaseEntered, state: State, time: float) -> State:
 
     def change(run: RunState) -> RunState:
         ranks = tuple(enter(rank) for rank in run.ranks)
-        done = body.phase == READY and run.ready_time is None
+        done = body.phase == READY and run.ready_time is None and ranks != run.ranks
         return replace(run, ranks=ranks, ready_time=time if done else run.ready_time)
 
     return _on_run(state, body.run, change)

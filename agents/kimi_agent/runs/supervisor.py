@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
@@ -83,6 +84,8 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
+        self._exits: dict[int, int] = {}
+        """Process file descriptors by pid; -1 where the kernel gives none."""
         self._code: int | None = None
         self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit)
         self.gone = asyncio.Event()
@@ -106,6 +109,7 @@ class Supervisor:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
+            self._close_exits()
         await self._finish()
 
     async def stop(self) -> tuple[str, ...]:
@@ -178,9 +182,37 @@ class Supervisor:
                     )
 
     async def _sample(self) -> None:
+        self._sample_ranks()
+
+    def _sample_ranks(self) -> None:
         host = self._state().host
         samples = place_on_gpus(self._sampler.sample(), host.gpus if host else ())
         self._emit(RanksSampled(self.record.run, samples))
+        for sample in samples:
+            if sample.pid not in self._exits and sample.state not in "XZ":
+                self._exits[sample.pid] = self._on_exit(sample.pid)
+
+    def _on_exit(self, pid: int) -> int:
+        """Sample at the very moment a process ends: its peers die of it within milliseconds, and order is the cause."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return -1
+
+        def ended() -> None:
+            asyncio.get_running_loop().remove_reader(fd)
+            self._sample_ranks()
+            self._look()
+
+        asyncio.get_running_loop().add_reader(fd, ended)
+        return fd
+
+    def _close_exits(self) -> None:
+        for fd in self._exits.values():
+            if fd >= 0:
+                asyncio.get_running_loop().remove_reader(fd)
+                os.close(fd)
+        self._exits.clear()
 
     async def _observe(self) -> None:
         self._footprint.observe()
@@ -206,17 +238,21 @@ class Supervisor:
         await self.dumps.poll()
 
     async def _judge(self) -> None:
-        open_now = listening(self.plan.profile.server.port)
-        self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, port_open=open_now)
-        verdict = diagnose(self._evidence)
+        evidence = self._look()
+        verdict = diagnose(evidence)
         now = time.monotonic()
         another = (verdict.kind, verdict.rank) != (self._verdict.kind, self._verdict.rank)
         if another or (verdict != self._verdict and now - self._verdict_time > VERDICT_PERIOD):
             self._verdict, self._verdict_time = verdict, now
             self._emit(VerdictChanged(self.record.run, verdict))
         if not self._asked:
-            self._set_status(*status(self._evidence, verdict))
+            self._set_status(*status(evidence, verdict))
         self._check_start_timeout()
+
+    def _look(self) -> Evidence:
+        open_now = listening(self.plan.profile.server.port)
+        self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, port_open=open_now)
+        return self._evidence
 
     def _check_start_timeout(self) -> None:
         limit = self.plan.profile.limits.start_timeout

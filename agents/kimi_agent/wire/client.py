@@ -8,6 +8,7 @@ from typing import Any
 from kimi_agent.errors import KimiError
 from kimi_agent.wire.codec import WireError, decode, encode
 from kimi_agent.wire.peer import same_user
+from kimi_agent.wire.rpc import refusal
 
 READ_BYTES = 256 << 10
 
@@ -55,7 +56,7 @@ class Client:
             if "seq" in message:
                 self._events.append(line)
         if error := message.get("error"):
-            raise KimiError(error["message"], error["hint"], slug=error["slug"])
+            raise refusal(error)
         return message.get("result")
 
     def events(self) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """The protocol between a client and the agent.
 
 Lines from the agent: first the greeting `{"hello": {...}}`, then responses `{"id": n, "result": ...}` or
-`{"id": n, "error": {"slug", "message", "hint"}}`, and, once subscribed, events (they have a `seq`).
+`{"id": n, "error": {"slug", "message", "hint", "exit"}}`, and, once subscribed, events (they have a `seq`).
 Lines from a client: requests `{"id": n, "method": m, "params": {...}}`. A request whose `params` hold the same
 `command` id as an earlier one is answered with the first one's result and does nothing again.
 
@@ -22,7 +22,8 @@ shard          dump: str, shard: str           what `shards show --json` prints
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kimi_agent.errors import KimiError
+from kimi_agent.errors import Exit, KimiError
+from kimi_agent.text import clean
 from kimi_agent.wire.codec import WireError, encode
 
 PROTOCOL: Final = 1
@@ -76,4 +77,15 @@ def result_line(ident: int, result: object) -> bytes:
 
 def error_line(ident: int, error: KimiError) -> bytes:
     """The response to a request that failed."""
-    return encode({"id": ident, "error": {"slug": error.slug, "message": error.message, "hint": error.hint}})
+    told = {"slug": error.slug, "message": error.message, "hint": error.hint, "exit": int(error.exit)}
+    return encode({"id": ident, "error": told})
+
+
+def refusal(error: Any) -> KimiError:
+    """The error of a response as the error it was; what the peer says is cleaned for a terminal."""
+    fields = error if isinstance(error, dict) else {"message": str(error)}
+    slug, message, hint = (clean(str(fields.get(key) or "")) for key in ("slug", "message", "hint"))
+    refused = KimiError(message or "the agent refused without a reason", hint, slug=slug or KimiError.slug)
+    code = fields.get("exit")
+    refused.exit = Exit(code) if code in set(Exit) else Exit.FAILED
+    return refused

@@ -231,14 +231,19 @@ async def _read_greeting(transport: Transport) -> tuple[Hello, bytes]:
             raise UnavailableError("the host sent 64 KiB without an agent's greeting", _quiet_login(noise))
         chunk = await transport.read(CHUNK)
         if not chunk:
-            words = await transport.last_words()
-            said = words or clean(noise.decode("utf-8", "replace")).strip()
-            raise UnavailableError(
-                f"the agent ended before its greeting: {said}" if said else "the agent ended without a word",
-                "" if words else "Look at agent.log in its home on the host.",
-            )
+            raise _ended_early(await transport.last_words(), noise)
         buffer += chunk
         received += len(chunk)
+
+
+def _ended_early(words: str, noise: bytes) -> UnavailableError:
+    """The stream ended before a greeting: the agent's own sentence when it left one."""
+    own = words.removeprefix("kimi-agent: ")
+    if own != words:
+        return UnavailableError(own.rstrip("."))
+    said = words or clean(noise.decode("utf-8", "replace")).strip()
+    hint = "Look at agent.log in its home on the host."
+    return UnavailableError(f"the agent ended before its greeting{': ' if said else ''}{said}", hint)
 
 
 def _quiet_login(noise: bytes) -> str:

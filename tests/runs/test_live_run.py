@@ -1,0 +1,104 @@
+"""One real run under the agent: ready, agent killed and back, a rank stopped and named, a rank killed and named."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kimi_agent.bundle import ensure_bundle
+from kimi_agent.errors import KimiError
+from kimi_agent.model.reduce import fold
+from kimi_agent.model.state import RunState
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
+from kimi_agent.wire.codec import decode_event
+from kimi_console.demo.engine import Engine
+from kimi_console.demo.profile import demo_profile, free_port
+
+pytestmark = pytest.mark.engine
+
+
+def start_agent(engine: Engine, home: Home) -> Client:
+    """The home's agent, running in the engine's Python as it would on a GPU host."""
+    subprocess.run(
+        [engine.python, "-m", "kimi_agent", "serve", "--detach", "--home", home.root],
+        env=os.environ | {"PYTHONPATH": str(ensure_bundle())}, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return Client(home.socket)
+
+
+def history(home: Home) -> RunState:
+    """The run as a client that comes now and reads the whole journal sees it."""
+    client = Client(home.socket)
+    last = client.request("subscribe", epoch=None, after=0)["last"]
+    events = [decode_event(line) for line in islice(client.events(), last)]
+    assert [event.seq for event in events] == list(range(1, last + 1))
+    client.close()
+    run = fold(events).run
+    assert run is not None
+    return run
+
+
+def wait_for(client: Client, what: str, holds: Callable[[dict[str, Any]], object], timeout: float) -> dict[str, Any]:
+    """Ask for the status until it `holds`."""
+    deadline = time.monotonic() + timeout
+    while True:
+        run: dict[str, Any] = client.request("status")["run"]
+        if holds(run):
+            return run
+        assert time.monotonic() < deadline, f"not {what} after {timeout} s: {run}"
+        time.sleep(0.2)
+
+
+def pid_of(home: Home, rank: str) -> int:
+    return next(sample.pid for sample in history(home).samples if sample.rank == rank)
+
+
+def test_a_run_from_launch_to_a_killed_rank(engine: Engine, home: Home) -> None:
+    before = set(Path("/dev/shm").glob("sgl*"))
+    port = free_port()
+    client = start_agent(engine, home)
+    run_id = client.request("launch", profile=demo_profile(engine, port))["run"]
+    with pytest.raises(KimiError, match=f"run {run_id} is alive"):
+        client.request("launch", profile=demo_profile(engine, port))
+    run = wait_for(client, "ready", lambda run: run["status"] != "STARTING", 240)
+    assert run["status"] == "READY"
+    assert {rank["phase"] for rank in run["ranks"].values()} == {"ready"}
+    owned = {process.pid for process in [psutil.Process(run["pid"]), *psutil.Process(run["pid"]).children(True)]}
+
+    os.kill(client.hello["pid"], signal.SIGKILL)
+    again = start_agent(engine, home)
+    assert again.hello["pid"] != client.hello["pid"]
+    run = wait_for(again, "ready again", lambda run: run["status"] == "READY", 20)
+    assert run["run"] == run_id
+    state = history(home)
+    assert state.started.adopted is False
+    assert state.exited is None
+    log = Path(home.run(run_id) / "server.log").read_bytes()
+    assert abs(state.log_lines - len(log.replace(b"\r", b"\n").split(b"\n"))) <= 2
+
+    stopped = pid_of(home, "TP1")
+    os.kill(stopped, signal.SIGSTOP)
+    run = wait_for(again, "hung", lambda run: run["status"] == "HUNG", 15)
+    assert run["verdict"]["rank"] == "TP1"
+    assert "stopped" in run["verdict"]["summary"]
+    os.kill(stopped, signal.SIGCONT)
+    wait_for(again, "cleared", lambda run: run["status"] == "READY", 30)
+
+    os.kill(stopped, signal.SIGKILL)
+    run = wait_for(again, "ended", lambda run: not run["alive"], 90)
+    assert run["status"] == "FAILED"
+    assert (run["verdict"]["kind"], run["verdict"]["rank"]) == ("dead_rank", "TP1")
+    state = history(home)
+    assert state.exited is not None
+    assert state.exited.left == ()
+    assert set(Path("/dev/shm").glob("sgl*")) <= before
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in owned)
+    assert not home.run_sockets(run_id).exists()
