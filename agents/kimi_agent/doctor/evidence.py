@@ -165,9 +165,6 @@ def evidence_of(
     names = {rank.rank for rank in run.ranks}
     gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
     known = before.dead if before is not None else ()
-    heartbeat = before.heartbeat if before is not None else None
-    if run.throughput is not None and run.throughput.engine_age is not None and run.throughput_time is not None:
-        heartbeat = run.throughput_time - run.throughput.engine_age
     return Evidence(
         now=now,
         ranks=run.ranks,
@@ -177,7 +174,7 @@ def evidence_of(
         dead=(*known, *(rank for rank in gone if rank not in known)),
         throughput=run.throughput,
         throughput_age=None if run.throughput_time is None else max(now - run.throughput_time, 0.0),
-        heartbeat=heartbeat,
+        heartbeat=_heartbeat(run, before),
         progress=run.progress,
         exited=run.exited,
         capture=run.started.capture,
@@ -188,3 +185,10 @@ def evidence_of(
         stopping=run.status in ("STOPPING", "IDLE") or (run.exited is not None and run.exited.asked),
         limits=limits or Limits(),
     )
+
+
+def _heartbeat(run: RunState, before: Evidence | None) -> float | None:
+    """When the engine last moved: by the last sample, or by an earlier one when that had no answer."""
+    if run.throughput is not None and run.throughput.engine_age is not None and run.throughput_time is not None:
+        return run.throughput_time - run.throughput.engine_age
+    return before.heartbeat if before is not None else None
