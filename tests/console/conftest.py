@@ -1,7 +1,8 @@
 """A real peer on a unix socket that speaks the agent's protocol and can cut the stream at any byte."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,9 +72,16 @@ class Peer:
         """A new connection to this peer."""
         return SocketTransport(*await asyncio.open_unix_connection(str(self.path)))
 
-    async def listen(self) -> asyncio.Server:
-        """Serve until the server is closed."""
-        return await asyncio.start_unix_server(self._accept, str(self.path))
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve within the block; connections end with it."""
+        server = await asyncio.start_unix_server(self._accept, str(self.path))
+        try:
+            yield
+        finally:
+            server.close()
+            self.drop()
+            await asyncio.gather(*self.tasks)
 
     def note(self, text: str) -> None:
         """Journal one more event."""
@@ -84,10 +92,14 @@ class Peer:
     def drop(self) -> None:
         """Abort every connection."""
         for writer in self.writers:
-            writer.transport.abort()
+            if not writer.is_closing():
+                writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
         line = _Line(writer, self.cuts.pop(0) if self.cuts else None, self.chunk)
         hello = Hello(self.protocol, "0", self.epoch, self.first, len(self.journal), "host", 1, "build")
         writer.write(self.noise + orjson.dumps({"hello": asdict(hello)}) + b"\n")
@@ -104,7 +116,6 @@ class Peer:
                     where = {"epoch": self.epoch, "first": self.first, "last": len(self.journal)}
                     await line.send(orjson.dumps({"id": request["id"], "result": where}) + b"\n")
                     feed = asyncio.create_task(self._feed(line, params["after"]))
-                    self.tasks.add(feed)
                 else:
                     await line.send(orjson.dumps({"id": request["id"], **self._result(method)}) + b"\n")
         except ConnectionError:
@@ -112,7 +123,7 @@ class Peer:
         finally:
             if feed is not None:
                 feed.cancel()
-            writer.transport.abort()
+            writer.close()
 
     def _result(self, method: str) -> dict[str, object]:
         answer = self.answer(method)

@@ -62,7 +62,7 @@ def test_a_stream_cut_anywhere_loses_and_doubles_nothing(
         peer = make_peer(cuts=list(cuts), chunk=chunk)
         for number in range(before):
             peer.note(f"{number} {'ä' * filler}")
-        async with await peer.listen():
+        async with peer.serving():
             source = LiveSource("peer", peer.dial, patience=QUICK)
 
             async def grow() -> None:
@@ -84,7 +84,7 @@ async def test_what_the_agent_no_longer_holds_is_one_visible_gap(make_peer: Make
     peer = make_peer(first=31)
     for number in range(40):
         peer.note(str(number))
-    async with await peer.listen():
+    async with peer.serving():
         got = await collect(LiveSource("peer", peer.dial, patience=QUICK), 40)
     assert got[0] == Event(1, got[0].time, Gap(1, 30, "rotated"))
     assert [event.seq for event in got] == [1, *range(31, 41)]
@@ -95,7 +95,7 @@ async def test_a_hole_in_the_stream_that_nobody_explains_is_a_gap_too(make_peer:
     for number in range(9):
         peer.note(str(number))
     del peer.journal[3:5]
-    async with await peer.listen():
+    async with peer.serving():
         got = await collect(LiveSource("peer", peer.dial, patience=QUICK), 9)
     assert [event.body for event in got if isinstance(event.body, Gap)] == [Gap(4, 5, "the agent no longer holds them")]
 
@@ -106,7 +106,7 @@ async def test_another_journal_starts_the_state_anew(make_peer: MakePeer) -> Non
         peer.note(f"old {number}")
     source = LiveSource("peer", peer.dial, patience=QUICK)
     session = Session(source, source)
-    async with await peer.listen():
+    async with peer.serving():
         running = asyncio.create_task(session.run())
         seen = asyncio.Event()
         session.on_change(seen.set)
@@ -128,7 +128,7 @@ async def test_the_link_tells_how_it_stands_and_redial_hurries_it(make_peer: Mak
     peer.note("x" * 300)
     source = LiveSource("peer", peer.dial, patience=Patience(first_delay=1000.0, last_delay=1000.0))
     assert source.link.state == "connecting"
-    async with await peer.listen():
+    async with peer.serving():
         collecting = asyncio.create_task(collect(source, 1))
         link = await becomes(source, "lost")
         assert "next attempt in" in link.detail
@@ -145,7 +145,7 @@ async def test_silence_ends_a_link_and_the_next_one_goes_on(make_peer: MakePeer)
     peer.note("here")
     patience = Patience(first_delay=0.01, last_delay=0.01, ping_interval=0.05)
     source = LiveSource("peer", peer.dial, patience=patience)
-    async with await peer.listen():
+    async with peer.serving():
         collecting = asyncio.create_task(collect(source, 1))
         link = await becomes(source, "lost")
         assert "no sign of life" in link.detail
@@ -158,7 +158,7 @@ async def test_a_command_over_a_broken_link_is_sent_again_under_the_same_id(make
     peer.note("x")
     source = LiveSource("peer", peer.dial, patience=QUICK)
     session = Session(source, source)
-    async with await peer.listen(), asyncio.timeout(10):
+    async with peer.serving(), asyncio.timeout(10):
         running = asyncio.create_task(session.run())
         await becomes(source, "live")
         peer.silent = True
@@ -181,7 +181,7 @@ async def test_a_refusal_keeps_its_slug_message_and_hint(make_peer: MakePeer) ->
     peer = make_peer(answer=lambda method: refusal)
     peer.note("x")
     source = LiveSource("peer", peer.dial, patience=QUICK)
-    async with await peer.listen(), aclosing(source.batches()) as batches:
+    async with peer.serving(), aclosing(source.batches()) as batches:
         await anext(batches)
         reading = asyncio.create_task(anext(batches))
         with pytest.raises(KimiError) as caught:
@@ -196,7 +196,7 @@ async def test_a_refusal_keeps_its_slug_message_and_hint(make_peer: MakePeer) ->
 async def test_a_noisy_login_shell_is_skipped(make_peer: MakePeer) -> None:
     peer = make_peer(noise=b"Welcome to gpu-07!\n\n  {not json\nlast login: now ")
     peer.note("x")
-    async with await peer.listen():
+    async with peer.serving():
         assert len(await collect(LiveSource("peer", peer.dial, patience=QUICK), 1)) == 1
 
 
@@ -211,6 +211,6 @@ async def test_a_first_connection_that_fails_says_why(
     make_peer: MakePeer, fields: dict[str, object], words: str
 ) -> None:
     peer = make_peer(**fields)
-    async with await peer.listen():
+    async with peer.serving():
         with pytest.raises(UnavailableError, match=words):
             await LiveSource("peer", peer.dial).start()

@@ -16,6 +16,7 @@ from kimi_agent.model.phases import PHASES, READY
 from kimi_agent.model.reduce import fold
 from kimi_agent.wire.codec import encode_event
 from kimi_console.source.logfile import log_lines
+from kimi_console.source.recorder import Recorder
 from kimi_console.source.replay import ReplaySource, open_events, parse_at
 from kimi_console.source.session import Session
 
@@ -159,3 +160,17 @@ def test_a_clock_time_is_the_next_one_in_the_recording() -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_at(text, 0.0)
+
+
+async def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> None:
+    source = ReplaySource(write(tmp_path / "r.ndjson", notes(3)), None)
+    recorder = Recorder(source, Path("/dev/full"))
+    assert [event.seq async for batch in recorder.batches() for event in batch] == [1, 2, 3]
+    assert "recording to /dev/full stopped: No space left on device" in recorder.link.detail
+    await recorder.close()
+
+
+def test_a_recording_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> None:
+    source = ReplaySource(write(tmp_path / "r.ndjson", notes(3)), None)
+    with pytest.raises(UsageError, match="cannot record to"):
+        Recorder(source, tmp_path)

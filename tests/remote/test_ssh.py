@@ -75,6 +75,14 @@ async def test_an_unknown_host_key_is_shown_and_not_accepted(sshd: Sshd, console
     )
 
 
+async def test_the_way_out_repeats_what_was_typed(sshd: Sshd, tmp_path: Path) -> None:
+    other = sshd.config.rename(tmp_path / "my config")
+    error = await refused(config=other, host=f"someone@gpu-07:{sshd.port}")
+    assert error.hint == (
+        f"If that is its key, add it: ssh -F '{tmp_path}/my config' -p {sshd.port} someone@gpu-07, and answer yes."
+    )
+
+
 @pytest.mark.parametrize("kind", ["ed25519", "rsa"])
 async def test_a_changed_host_key_is_named_with_the_way_out(sshd: Sshd, tmp_path: Path, kind: str) -> None:
     old = keygen(tmp_path / "old_key", kind=kind)

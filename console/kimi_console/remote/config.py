@@ -31,6 +31,8 @@ class HostConfig:
     identities_only: bool
     """Whether the ssh-agent may offer no other keys."""
     known_hosts: tuple[Path, ...]
+    ssh_arguments: tuple[str, ...]
+    """What the ssh command needs to reach the same host."""
 
     @property
     def address(self) -> str:
@@ -71,6 +73,11 @@ async def host_config(host: str, config: Path | None, port: int | None = None, u
         identities=tuple(Path(name).expanduser() for name in read("IdentityFile", [])),
         identities_only=bool(read("IdentitiesOnly", False)),
         known_hosts=(*(Path(name).expanduser() for name in files), *shared),
+        ssh_arguments=(
+            *(("-F", str(config)) if config is not None else ()),
+            *(("-p", str(port)) if port is not None else ()),
+            f"{user}@{host}" if user is not None else host,
+        ),
     )
 
 

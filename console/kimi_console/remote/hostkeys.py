@@ -68,8 +68,9 @@ class HostKeys:
             return UnavailableError(f"{host} has a host key that is not accepted: {cause}", f"Look with {trust}.")
         now = fingerprint(self.shown)
         if not self.known:
+            place = host if self.name == host else f"{host} ({self.name})"
             return UnavailableError(
-                f"{host} ({self.name}) is not a known host; it shows {kind(self.shown)} {now}",
+                f"{place} is not a known host; it shows {kind(self.shown)} {now}",
                 f"If that is its key, add it: {trust}, and answer yes.",
                 slug="unknown_host_key",
             )

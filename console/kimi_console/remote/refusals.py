@@ -54,8 +54,7 @@ class Attempt:
     @property
     def ssh(self) -> str:
         """The ssh command that does the same."""
-        file = ["-F", str(self.config)] if self.config else []
-        return shlex.join(["ssh", *file, self.target.alias])
+        return shlex.join(["ssh", *self.target.ssh_arguments])
 
     @property
     def where(self) -> str:

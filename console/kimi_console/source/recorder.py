@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -67,7 +67,8 @@ class Recorder:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
             self._failed = f"recording to {self._path} stopped: {error.strerror}"
-            os.ftruncate(self._file, begin)
+            with suppress(OSError):
+                os.ftruncate(self._file, begin)
 
     async def close(self) -> None:
         """Close the source and the file."""
