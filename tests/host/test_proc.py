@@ -1,6 +1,7 @@
 """Processes as the kernel shows them: real children under SGLang's titles, stopped, killed and reaped."""
 
 import mmap
+import multiprocessing
 import os
 import shutil
 import signal
@@ -152,6 +153,15 @@ def test_only_segments_in_use_by_the_tree_are_listed() -> None:
     finally:
         mine.unlink()
         other.unlink()
+
+
+def test_the_semaphores_of_the_tree_are_listed() -> None:
+    before = shm_segments([os.getpid()])
+    lock = multiprocessing.get_context("spawn").Lock()
+    found = shm_segments([os.getpid()]) - before
+    assert len(found) == 1
+    assert found.pop().startswith("/dev/shm/sem.mp-")
+    del lock
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

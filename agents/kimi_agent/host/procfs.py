@@ -12,6 +12,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _SHM = re.compile(r"/dev/shm/(?:sglang_loads_|sgl_shm_)[\w.\-]+")  # noqa: S108 - names to look for, nothing is written
+_SEMAPHORE = re.compile(r" (\d+) +/dev/shm/sem\.")
 _LISTEN: Final = "0A"
 
 
@@ -121,16 +122,27 @@ def run_processes(main: int) -> dict[int, int]:
 
 
 def shm_segments(pids: Iterable[int]) -> set[str]:
-    """SGLang's segments in /dev/shm that these processes have mapped or open.
+    """SGLang's segments and semaphores in /dev/shm that these processes have mapped or open.
 
     Taken before a kill, they are what may be removed after it; a pattern alone would hit other servers' too.
     """
     found: set[str] = set()
+    inodes: set[int] = set()
     for pid in pids:
-        found.update(_SHM.findall(read_text(f"/proc/{pid}/maps") or ""))
+        maps = read_text(f"/proc/{pid}/maps") or ""
+        found.update(_SHM.findall(maps))
+        inodes.update(int(inode) for inode in _SEMAPHORE.findall(maps))
         for target in _open_files(pid):
             found.update(_SHM.findall(target))
-    return found
+    return found | _semaphores(inodes)
+
+
+def _semaphores(inodes: set[int]) -> set[str]:
+    """Python's named semaphores by inode: a map shows the name that a semaphore had before it was linked."""
+    if not inodes:
+        return set()
+    with os.scandir("/dev/shm") as entries:  # noqa: S108 - read only
+        return {entry.path for entry in entries if entry.name.startswith("sem.mp-") and entry.inode() in inodes}
 
 
 def _open_files(pid: int) -> Iterator[str]:
