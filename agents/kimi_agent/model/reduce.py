@@ -75,6 +75,8 @@ def _(body: ev.StatusChanged, state: State, time: float) -> State:
         state, body.run,
         lambda run: replace(run, status=body.status, status_reason=body.reason, status_since=time),
     )  # fmt: skip
+    if before == body.status:
+        return state
     reason = f": {body.reason}" if body.reason else ""
     return _ring(state, time, STATUS_LEVELS.get(body.status, "info"), f"{before} → {body.status}{reason}")
 
