@@ -27,8 +27,9 @@ from kimi_console.tui.panes.ranks import RANKS
 from kimi_console.tui.panes.throughput import THROUGHPUT
 from kimi_console.tui.panes.why import WHY
 from kimi_console.tui.plan import Box, Situation, has_edge, is_wide, joints, plan, too_small
+from kimi_console.tui.rows import Content
 from kimi_console.tui.screens import content
-from kimi_console.tui.screens.sheet import Content, Sheet
+from kimi_console.tui.screens.sheet import Sheet
 from kimi_console.tui.view import Baseline, View, baseline_of
 
 REFRESH = 0.5

@@ -113,8 +113,8 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     """The last `width` values as blocks against their own maximum; a missing value is a gap, never a low block."""
     recent = values[-width:]
     top = max((value for value in recent if value is not None), default=0.0)
-    scale = (len(BARS) - 1) / top if top > 0 else 0.0
-    drawn = "".join(GAP if value is None else BARS[round(value * scale)] for value in recent)
+    highest = len(BARS) - 1
+    drawn = "".join(GAP if value is None else BARS[round(value / top * highest) if top else 0] for value in recent)
     return drawn.rjust(width)
 
 

@@ -1,9 +1,10 @@
 """A scrolling list of styled lines, with or without a cursor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
@@ -12,6 +13,9 @@ from textual.strip import Strip
 
 from kimi_console.tui.cells import Line
 from kimi_console.tui.paint import ROLE_CLASSES, Brush
+
+Content = Callable[[int], list[Line]]
+"""Lines for a width."""
 
 
 class Rows(ScrollView, can_focus=True):
@@ -51,6 +55,7 @@ class Rows(ScrollView, can_focus=True):
         self.heading = 0
         """How many lines at the top are a heading, which the cursor skips."""
         self.lines: list[Line] = []
+        self._content: Content | None = None
         self._brush = Brush(self)
         self._brush.ascii = ascii
 
@@ -62,6 +67,12 @@ class Rows(ScrollView, can_focus=True):
         self.virtual_size = Size(self.size.width, len(lines))
         self.refresh()
         self._reveal()
+
+    def flow(self, content: Content) -> None:
+        """Show lines that depend on the width, now and after every change of it."""
+        self._content = content
+        if self.size.width > 1:
+            self.fill(content(self.size.width - 1))
 
     @property
     def row(self) -> int | None:
@@ -78,6 +89,8 @@ class Rows(ScrollView, can_focus=True):
 
     def on_resize(self, event: events.Resize) -> None:
         """The window changed: lines keep their number."""
+        if self._content is not None:
+            self.flow(self._content)
         self.virtual_size = Size(event.size.width, len(self.lines))
 
     def action_move(self, by: int) -> None:
@@ -97,8 +110,9 @@ class Rows(ScrollView, can_focus=True):
 
     def action_choose(self) -> None:
         """Take the row under the cursor."""
-        if self.choosing and self.row is not None:
-            self.post_message(self.Chosen(self, self.row))
+        if not self.choosing or self.row is None:
+            raise SkipAction
+        self.post_message(self.Chosen(self, self.row))
 
     def on_click(self, event: events.Click) -> None:
         """A click moves the cursor; a click on the cursor chooses."""

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
 from kimi_console.source.base import Control
 from kimi_console.tui.bar import Bar
-from kimi_console.tui.cells import Line, left, paragraphs
+from kimi_console.tui.cells import Line, Role, left, paragraphs
 from kimi_console.tui.pane import rule
 from kimi_console.tui.profiles import Choice, choices, from_path
 from kimi_console.tui.rows import Rows
@@ -71,7 +72,7 @@ class LaunchForm(ModalScreen[str | None]):
             self._check(self._choices[0])
         else:
             self.query_one("#path", Input).focus()
-            self._show_findings(paragraphs("no profile is known yet: type the path of one and press Enter", "dim", 80))
+            self._tell("no profile is known yet: type the path of one and press Enter", "dim")
         self._hint("Enter launch  p path  Esc back")
         self.call_after_refresh(self.on_resize)
 
@@ -121,17 +122,17 @@ class LaunchForm(ModalScreen[str | None]):
     async def _check(self, choice: Choice) -> None:
         self._checked, self._problems, self._warned = None, 0, False
         if choice.tables is None:
-            self._show_findings(paragraphs(choice.error, "bad", self._cells))
+            self._tell(choice.error, "bad")
             return
-        self._show_findings([[(" checking…", "dim")]])
+        self._tell("checking…", "dim")
         try:
             answer = await self._control.request("preflight", profile=choice.tables)
         except KimiError as error:
-            self._show_findings(self._error(error))
+            self._findings.flow(partial(error_lines, error))
             return
         self._checked = choice
         self._problems = len(answer["problems"])
-        self._show_findings(self._answer(answer))
+        self._findings.flow(partial(answer_lines, answer))
         self._hint("Enter launch  p path  Esc back")
 
     @work(group="launch", exclusive=True, exit_on_error=False)
@@ -140,32 +141,13 @@ class LaunchForm(ModalScreen[str | None]):
         try:
             answer = await self._control.request("launch", profile=tables)
         except KimiError as error:
-            self._show_findings(self._error(error))
+            self._findings.flow(partial(error_lines, error))
             self._hint("Enter try again  Esc back")
             return
         self.dismiss(str(answer["run"]))
 
-    @property
-    def _cells(self) -> int:
-        return max(20, self._findings.size.width - 2)
-
-    def _error(self, error: KimiError) -> list[Line]:
-        return [*paragraphs(f"✖ {error.message}", "bad", self._cells),
-                *(paragraphs(error.hint, "plain", self._cells, "   ") if error.hint else [])]  # fmt: skip
-
-    def _answer(self, answer: dict[str, Any]) -> list[Line]:
-        lines: list[Line] = []
-        for problem in answer["problems"]:
-            lines += paragraphs(f"✖ {problem['message']}", "bad", self._cells)
-            if problem.get("hint"):
-                lines += paragraphs(str(problem["hint"]), "plain", self._cells, "   ")
-        if not lines:
-            lines.append([(" ✓ nothing speaks against this launch", "good")])
-        lines += [[], [(" command line", "dim")]]
-        return lines + paragraphs(shlex.join(map(str, answer["argv"])), "plain", self._cells)
-
-    def _show_findings(self, lines: list[Line]) -> None:
-        self._findings.fill(lines)
+    def _tell(self, text: str, role: Role) -> None:
+        self._findings.flow(partial(paragraphs, text, role))
 
     def action_path(self) -> None:
         """Type a path."""
@@ -174,3 +156,20 @@ class LaunchForm(ModalScreen[str | None]):
     def action_close(self) -> None:
         """Leave without a launch."""
         self.dismiss(None)
+
+
+def error_lines(error: KimiError, cells: int) -> list[Line]:
+    """An error with what to do about it."""
+    lines = paragraphs(f"✖ {error.message}", "bad", cells)
+    return lines + (paragraphs(error.hint, "plain", cells, "   ") if error.hint else [])
+
+
+def answer_lines(answer: dict[str, Any], cells: int) -> list[Line]:
+    """What preflight found, and the exact command line."""
+    lines: list[Line] = []
+    for problem in answer["problems"]:
+        lines += error_lines(KimiError(str(problem["message"]), str(problem.get("hint") or "")), cells)
+    if not lines:
+        lines.append([(" ✓ nothing speaks against this launch", "good")])
+    lines += [[], [(" command line", "dim")]]
+    return lines + paragraphs(shlex.join(map(str, answer["argv"])), "plain", cells)

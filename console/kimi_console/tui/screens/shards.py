@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -18,6 +19,7 @@ from kimi_console.tui.cells import Line, paragraphs
 from kimi_console.tui.pane import rule
 from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens import shard_tables as tables
+from kimi_console.tui.screens.launch_form import error_lines
 
 SIDE_BY_SIDE = 100
 
@@ -73,11 +75,11 @@ class ShardBrowser(ModalScreen[None]):
 
     @work(group="shards", exclusive=True, exit_on_error=False)
     async def _fetch(self, method: str, name: str, **params: Any) -> None:
-        self._details.fill([[(" reading…", "dim")]])
+        self._details.flow(partial(paragraphs, "reading…", "dim"))
         try:
             answer = await self._control.request(method, **params)
         except KimiError as error:
-            self._details.fill([*paragraphs(f"✖ {error.message}", "bad", 60), *paragraphs(error.hint, "plain", 60)])
+            self._details.flow(partial(error_lines, error))
             return
         self._levels.append(Level(name, answer))
         self._draw()
@@ -103,19 +105,19 @@ class ShardBrowser(ModalScreen[None]):
         return drawers[len(self._levels) - 1](level.data, cells), 1
 
     def _detail(self) -> None:
-        cells = max(20, self._details.size.width - 2)
+        self._details.flow(self._facts)
+
+    def _facts(self, cells: int) -> list[Line]:
         depth, row = len(self._levels), self._items.row
         data = self._levels[-1].data
         if depth == 1:
-            lines = tables.dump_details(data[row], cells, time.time()) if data and row is not None else []
-        elif depth == 2:
-            lines = tables.dump_facts(data, cells)
-        elif depth == 3:
-            lines = tables.shard_facts(data, self._levels[1].data, cells)
-        else:
-            token = data["tokens"][row] if row is not None and row < len(data["tokens"]) else None
-            lines = tables.token_facts(data, token, self._levels[1].data, self._levels[2].data, cells)
-        self._details.fill(lines)
+            return tables.dump_details(data[row], cells, time.time()) if data and row is not None else []
+        if depth == 2:
+            return tables.dump_facts(data, cells)
+        if depth == 3:
+            return tables.shard_facts(data, self._levels[1].data, cells)
+        token = data["tokens"][row] if row is not None and row < len(data["tokens"]) else None
+        return tables.token_facts(data, token, self._levels[1].data, self._levels[2].data, cells)
 
     def on_rows_moved(self, event: Rows.Moved) -> None:
         """The right side follows the cursor."""

@@ -1,6 +1,5 @@
 """A sheet of text over the board: events, help, evidence, a command line."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -9,12 +8,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from kimi_console.tui.bar import Bar
-from kimi_console.tui.cells import Line
 from kimi_console.tui.pane import rule
-from kimi_console.tui.rows import Rows
-
-Content = Callable[[int], list[Line]]
-"""Lines for a width."""
+from kimi_console.tui.rows import Content, Rows
 
 
 class Sheet(ModalScreen[None]):
@@ -50,11 +45,8 @@ class Sheet(ModalScreen[None]):
         self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
-        cells = self._rows.size.width
-        if not cells:
-            return
-        self._rule.show(rule([(self._title, "title")], self._rule.size.width, {}))
-        self._rows.fill(self._content(cells - 1))
+        self._rule.show(rule([(self._title, "title")], max(1, self._rule.size.width), {}))
+        self._rows.flow(self._content)
         if self._end:
             self._rows.scroll_end(animate=False)
 
