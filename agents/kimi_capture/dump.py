@@ -55,8 +55,9 @@ class Dump:
         self._state = "writing"
         self._errors: list[str] = []
         self.writer = Writer(
-            store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost
-        )
+            store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost,
+            on_failure=self.fail,
+        )  # fmt: skip
         with lock:
             ledger.open()
 

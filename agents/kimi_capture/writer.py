@@ -75,8 +75,14 @@ class Batch:
 class Writer:
     """Writes one dump of one rank. Every method may be called from any thread; none blocks but the named ones."""
 
-    def __init__(self, store: Store, *, row_bytes: int, shard_bytes: int, limit: int, guard: Guard, lost: Lost) -> None:
-        """`limit`: bytes that may wait; at least two shards, or a shard that is being filled would block itself."""
+    def __init__(
+        self, store: Store, *, row_bytes: int, shard_bytes: int, limit: int, guard: Guard, lost: Lost,
+        on_failure: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`limit`: bytes that may wait; at least two shards, or a shard that is being filled would block itself.
+
+        `on_failure` is told when a shard cannot be written for any reason but a full disk; it ends with `fail`.
+        """
         self.store = store
         self.limit = max(limit, 2 * shard_bytes)
         self.paused: str | None = None
@@ -91,6 +97,7 @@ class Writer:
         self._shard_bytes = shard_bytes
         self._guard = guard
         self._lost = lost
+        self._on_failure = on_failure
         self._waiting = 0
         self._drop: str | None = None
         self._closed = False
@@ -232,8 +239,8 @@ class Writer:
     def _failed_to_write(self, name: str, error: OSError) -> None:
         problem = f"{name} could not be written: {error.strerror or error}"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            self._guard.report(problem)
-            self.fail(problem)
+            self._guard.note(problem)
+            self._on_failure(problem)
             return
         with self._changed:
             if self.paused is None:

@@ -1,5 +1,6 @@
 """A real SGLang server with the plugin in it, on the CPU engine in `.engine`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kimi_agent.bundle import ensure_bundle
 
 ENGINE = Path(__file__).parents[2] / ".engine"
@@ -134,11 +136,8 @@ def wait_ready(server: Server) -> None:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End the server's whole process group and wait for it."""
-    with open(os.devnull, "rb"):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
 
 
@@ -169,9 +168,13 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
         with log.open("wb") as out:
             running.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
                     env=environment(tp, sockets, root, shard_mib),
-                )  # fmt: skip
+                )
             )
         server = Server(running[0], port, sockets, root, log)
         wait_ready(server)

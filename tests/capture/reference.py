@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+MATCH = 0.999
+"""Cosine below which a row does not match: two ties at once are looked for."""
 AGREE = 0.9998
-"""Cosine below which a tie is looked for."""
+"""Cosine below which one tie is looked for: it would disturb the rows that follow."""
 TIE = 0.004
 """Largest margin between two experts' scores (sigmoids, near 0.5) that is a tie: one step of bf16 there."""
 Choices = dict[tuple[int, int], tuple[list[int], float]]
@@ -45,7 +47,7 @@ class Reference:
             self.top_k = gate.top_k
             experts, weights = experts.clone(), weights.clone()
             for (where, row), (chosen, _) in self.chosen.items():
-                if where == layer:
+                if where == layer and row < len(scores):
                     share = scores[row, chosen]
                     experts[row] = torch.tensor(chosen)
                     weights[row] = share / share.sum() * gate.routed_scaling_factor
@@ -54,14 +56,14 @@ class Reference:
         return decide
 
     def states(self, tokens: np.ndarray, chosen: Choices) -> np.ndarray:
-        """[layers + 1, rows, hidden] float32."""
+        """[layers + 1, rows, hidden] float32; leaves the routers' scores in `scores`."""
         self.chosen = chosen
         with torch.no_grad():
-            output = self.model(torch.tensor(tokens)[None], output_hidden_states=True)
+            output = self.model.model(torch.tensor(tokens)[None], output_hidden_states=True, use_cache=False)
         return torch.stack([layer[0] for layer in output.hidden_states]).numpy()
 
     def ties(self, row: int, boundary: int, taken: Choices) -> Choices:
-        """The other ways to route a row in the layers before a boundary, each by its layer and choice."""
+        """The other ways to route a row in the layers before a boundary, each by its layer and a running number."""
         found: Choices = {}
         for layer in (layer for layer in self.scores if layer < boundary and (layer, row) not in taken):
             scores = self.scores[layer][row]
@@ -73,25 +75,30 @@ class Reference:
         return found
 
     def follow(self, tokens: np.ndarray, captured: np.ndarray, boundaries: list[int]) -> tuple[np.ndarray, Choices]:
-        """The states nearest to the captured ones among those that differ by ties only, and those ties."""
+        """The states nearest to the captured ones among those that differ by ties only, and those ties.
+
+        Row by row, since a row depends on those before it only.
+        """
         chosen: Choices = {}
         states = self.states(tokens, chosen)
         for row, (column, boundary) in itertools.product(range(len(tokens)), enumerate(boundaries)):
-            if cosine(states[boundary, row], captured[column, row]) >= AGREE:
+            now = cosine(states[boundary, row], captured[column, row])
+            if now >= AGREE:
                 continue
-            for trial in trials(self.ties(row, boundary, chosen), row):
-                found = self.states(tokens, chosen | trial)
+            for trial in trials(self.ties(row, boundary, chosen), row, together=2 if now < MATCH else 1):
+                found = self.states(tokens[: row + 1], chosen | trial)
                 if cosine(found[boundary, row], captured[column, row]) >= AGREE:
-                    chosen, states = chosen | trial, found
+                    chosen = chosen | trial
                     break
-        return self.states(tokens, chosen), chosen
+            states = self.states(tokens, chosen)
+        return states, chosen
 
 
-def trials(ties: Choices, row: int) -> Iterator[Choices]:
-    """One tie decided the other way, then two at once."""
-    for count in (1, 2):
-        for together in itertools.combinations(ties.items(), count):
-            yield {(layer, row): choice for (layer, _), choice in together}
+def trials(ties: Choices, row: int, together: int) -> Iterator[Choices]:
+    """One tie decided the other way, then up to `together` at once."""
+    for count in range(1, together + 1):
+        for some in itertools.combinations(ties.items(), count):
+            yield {(layer, row): choice for (layer, _), choice in some}
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
