@@ -183,6 +183,17 @@ def test_local_follows_the_agent_of_this_machine_and_records_it(
     _shut_down(home)
 
 
+@pytest.mark.engine
+def test_an_agent_that_cannot_start_says_why_in_one_line(
+    environment: dict[str, str], engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(environment, "local", "--python", str(engine.python), "--home", str(tmp_path / "file"), "--json")
+    assert (done.returncode, done.stdout) == (Exit.UNAVAILABLE, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"kimi-console: cannot make {tmp_path / 'file'}")
+
+
 def _shut_down(home: Path) -> None:
     client = Client(Home(home).socket)
     client.request("shutdown")

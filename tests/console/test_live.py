@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.errors import Exit, KimiError, UnavailableError
-from kimi_agent.model.events import Event, Gap, Note
+from kimi_agent.model.events import Event, Gap, Note, Unknown
 from kimi_console.source.base import Link
 from kimi_console.source.live import LiveSource, Patience
 from kimi_console.source.session import Session
@@ -98,6 +98,19 @@ async def test_a_hole_in_the_stream_that_nobody_explains_is_a_gap_too(make_peer:
     async with peer.serving():
         got = await collect(LiveSource("peer", peer.dial, patience=QUICK), 9)
     assert [event.body for event in got if isinstance(event.body, Gap)] == [Gap(4, 5, "the agent no longer holds them")]
+
+
+async def test_an_event_that_this_version_cannot_read_keeps_its_place(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    peer.journal += [
+        Event(1, 1.0, Unknown("future", {"a": 1})),
+        Event(2, 2.0, Unknown("log", {"run": 7, "lines": "not a list"})),
+    ]
+    peer.note("after")
+    async with peer.serving():
+        got = await collect(LiveSource("peer", peer.dial, patience=QUICK), 3)
+    assert got[:2] == peer.journal[:2]
+    assert texts(got) == ["after"]
 
 
 async def test_another_journal_starts_the_state_anew(make_peer: MakePeer) -> None:

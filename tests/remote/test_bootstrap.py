@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -157,6 +158,16 @@ async def test_diagnose_and_connect_work_from_the_command_line(sshd: Sshd, engin
     done = await asyncio.to_thread(console, "diagnose", "gpu-07", "--json", "--python", str(engine.python))
     assert (done.returncode, done.stderr) == (Exit.OK, "")
     assert done.stdout.startswith('{"status":"idle",')
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kimi_console", "connect", "gpu-07", "--headless", "--python", str(engine.python),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    first = await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = await process.communicate()
+    assert b"info    agent " in first
+    assert (process.returncode, errors.strip()) == (Exit.INTERRUPTED, b"")
 
 
 async def _read(client: AgentClient) -> None:
@@ -182,6 +193,7 @@ def test_the_first_python_with_sglang_is_chosen() -> None:
     [
         (survey(), None, "no Python was found on h"),
         (survey(BARE), None, "no Python on h has SGLang (looked at /usr/bin/python3 3.11)"),
+        (survey(BARE, OLD), None, "/usr/bin/python3 on h is Python 3.8, the agent needs 3.10 or newer"),
         (survey(OLD), OLD.path, "/usr/bin/python3 on h is Python 3.8, the agent needs 3.10 or newer"),
         (survey(GOOD, system="Darwin arm64"), None, "h runs Darwin arm64, the agent needs Linux"),
     ],

@@ -129,9 +129,9 @@ def choose(survey: Survey, host: str, asked: str | None) -> Interpreter:
     best = next((found for found in survey.pythons if found.sglang and found.version >= OLDEST_PYTHON), None)
     if best is not None:
         return best
-    if asked is not None:
-        only = survey.pythons[0]
-        require(only.path, "{}.{}".format(*only.version), only.sglang or "-", host)
+    closest = next((found for found in survey.pythons if found.sglang), survey.pythons[0] if asked else None)
+    if closest is not None:
+        require(closest.path, "{}.{}".format(*closest.version), closest.sglang or "-", host)
     raise UsageError(f"no Python on {host} has SGLang (looked at {_listed(survey.pythons)})", PYTHON_HINT)
 
 
