@@ -145,7 +145,7 @@ async def test_a_filter_keeps_what_matches(query: str, count: int) -> None:
 
 
 async def test_a_filter_keeps_the_line_that_was_being_read() -> None:
-    async with opened(numbered(0, 10_000)) as (pilot, view, _spool):
+    async with opened(numbered(0, 100_000)) as (pilot, view, spool):
         view.action_lines(-5000)
         await settle(pilot, view)
         before = top(view)
@@ -155,6 +155,10 @@ async def test_a_filter_keeps_the_line_that_was_being_read() -> None:
         after = top(view)
         assert after is not None
         assert 0 <= after - before < 8
+        spool.append(numbered(100_000, 100_080))
+        await settle(pilot, view)
+        assert top(view) == after
+        assert "10 new below" in "".join(text for text, _ in view.title)
 
 
 async def test_escapes_and_markup_of_the_server_are_only_text(seen: Seen) -> None:

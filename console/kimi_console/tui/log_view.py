@@ -52,7 +52,10 @@ class LogView(ScrollView, can_focus=True):
         self._filter: LogFilter | None = None
         self._generation = spool.generation
         self._shown = 0
-        self._below = 0
+        self._read = 0
+        """Lines there were when following stopped."""
+        self._anchor: int | None = None
+        """Line to put at the top once the filter has come to it."""
         self._column = 0
         self._searching = False
         self._title_text: Line = []
@@ -73,7 +76,7 @@ class LogView(ScrollView, can_focus=True):
     def title(self) -> Line:
         """State of the view for its pane's title."""
         total = len(self.spool)
-        below = self.count - self._below
+        below = self.count - self._place(self._read)
         state: Line = [("following", "dim")] if self.follow else [(f"{fmt.count(below)} new below", "accent")]
         if not self.follow and below <= 0:
             state = [("paused", "accent")]
@@ -101,7 +104,7 @@ class LogView(ScrollView, can_focus=True):
         if self._generation != self.spool.generation:
             self._generation = self.spool.generation
             self._strips.clear()
-            self.hit, self.follow = None, True
+            self.hit, self.follow, self._anchor = None, True, None
         self._advance_filter()
         count = self.count
         if count != self._shown:
@@ -110,8 +113,11 @@ class LogView(ScrollView, can_focus=True):
             self.virtual_size = Size(self.size.width, count)
             if grown_in_window:
                 self.refresh()
+        if self._anchor is not None and (self._filter is None or self._filter.scanned > self._anchor):
+            self._go(min(self._place(self._anchor), self.max_scroll_y))
+            self._anchor = None
         if self.follow:
-            self._below = count
+            self._read = len(self.spool)
             if self.scroll_offset.y != self.max_scroll_y:
                 self._go(self.max_scroll_y)
         title = self.title
@@ -141,7 +147,7 @@ class LogView(ScrollView, can_focus=True):
             UsageError: the regular expression is not one.
         """
         query = parse_query(text) if text else None
-        anchor = self.number(self.scroll_offset.y)
+        self._anchor = None if self.follow else self.number(self.scroll_offset.y)
         if self._filter is not None:
             self._filter.cancelled = True
         self.query_filter = query
@@ -150,8 +156,6 @@ class LogView(ScrollView, can_focus=True):
             self._filter.advance()
         self._shown = -1
         self.tick()
-        if not self.follow and anchor is not None:
-            self._go(self._place(anchor))
         self.refresh()
 
     def set_search(self, text: str) -> None:
@@ -222,7 +226,7 @@ class LogView(ScrollView, can_focus=True):
     def _pause(self) -> None:
         if self.follow:
             self.follow = False
-            self._below = self.count
+            self._read = len(self.spool)
 
     def _go(self, y: float) -> None:
         self.scroll_to(y=y, animate=False, force=True)

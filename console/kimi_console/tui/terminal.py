@@ -16,14 +16,14 @@ CHECK: Final = 5.0
 
 
 class Stream(Protocol):
-    """What is asked of standard input and output."""
+    """What is asked of standard input and standard error, which Textual draws on."""
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
 
 
 def check_terminal(
-    environ: Mapping[str, str], stdin: Stream | TextIO = sys.stdin, stdout: Stream | TextIO = sys.stdout
+    environ: Mapping[str, str], stdin: Stream | TextIO = sys.stdin, stderr: Stream | TextIO = sys.stderr
 ) -> None:
     """Refuse where the console cannot be drawn.
 
@@ -31,8 +31,8 @@ def check_terminal(
         UsageError: there is no terminal, or it is a dumb one.
     """
     elsewhere = "Use kimi-console diagnose or kimi-agent run --json there"
-    if not stdin.isatty() or not stdout.isatty():
-        raise UsageError("the console needs a terminal, and standard input or output is none", elsewhere)
+    if not stdin.isatty() or not stderr.isatty():
+        raise UsageError("the console needs a terminal, and standard input or standard error is none", elsewhere)
     if environ.get("TERM", "dumb") in ("dumb", ""):
         raise UsageError("TERM=dumb: this terminal cannot move its cursor", f"Set TERM, or: {elsewhere}")
 
