@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,3 +190,20 @@ def test_hosts_are_taken_apart(text: str, parts: tuple[str, str | None, int | No
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a host"):
         parse_host(text)
+
+
+async def test_a_proxy_command_carries_the_connection(sshd: Sshd) -> None:
+    pump = (
+        "import os,select,socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2])))\n"
+        "while True:\n"
+        " for f in select.select([0,s],[],[])[0]:\n"
+        "  d=os.read(0,65536) if f==0 else s.recv(65536)\n"
+        "  d or sys.exit()\n"
+        "  s.sendall(d) if f==0 else os.write(1,d)\n"
+    )
+    script = sshd.client_home / "pump.py"
+    script.write_text(pump)
+    kind, data = sshd.host_key.with_suffix(".pub").read_text().split()[:2]
+    sshd.known_hosts.write_text(f"gpu-07-key {kind} {data}\n")
+    sshd.write_config(ProxyCommand=f"{sys.executable} {script} %h %p", HostKeyAlias="gpu-07-key")
+    assert await login() == str(sshd.home)

@@ -24,8 +24,6 @@ class HostConfig:
     user: str
     jump: str | None
     """ProxyJump's hosts, or nothing."""
-    proxied: bool
-    """Whether a ProxyCommand opens the connection."""
     identities: tuple[Path, ...]
     """IdentityFile's paths; empty when ssh's defaults apply."""
     identities_only: bool
@@ -69,7 +67,6 @@ async def host_config(host: str, config: Path | None, port: int | None = None, u
         port=options.port,
         user=options.username,
         jump=options.tunnel if isinstance(options.tunnel, str) else None,
-        proxied=options.proxy_command is not None,
         identities=tuple(Path(name).expanduser() for name in read("IdentityFile", [])),
         identities_only=bool(read("IdentitiesOnly", False)),
         known_hosts=(*(Path(name).expanduser() for name in files), *shared),
