@@ -115,7 +115,6 @@ class Board(Screen[None]):
         if "verdict" in self._boxes:
             self._bars["verdict"].show(why.one_line(view, cells))
             self._bars["dumpline"].show(dump.narrow(view, cells))
-        self.set_class(view.lost, "-stale")
         for name, pane in self._panes.items():
             if name in self._boxes:
                 pane.show(view)

@@ -14,6 +14,9 @@ from kimi_console.tui.cells import ROLES, Role, Span, crop, to_ascii, width
 ROLE_CLASSES: Final = frozenset(f"role--{role}" for role in ROLES)
 """Component classes of every widget that paints with roles; `kimi.tcss` gives them their colours."""
 
+FRESH: Final[frozenset[Role]] = frozenset({"plain", "bright", "move", "good"})
+"""Roles that grey when the link is lost; what needs a hand keeps its colour."""
+
 
 class Brush:
     """A widget's colours for the roles, read once for each theme."""
@@ -23,10 +26,12 @@ class Brush:
         self._styles: dict[Role, Style] = {}
         self._key: object = None
         self.ascii = False
+        self.stale = False
+        """Whether all that is drawn may no longer be so: it greys."""
 
     def style(self, role: Role) -> Style:
         """The style of a role in the present theme."""
-        key = (self._widget.app.theme, self._widget.has_class("-stale"), self._widget.background_colors)
+        key = (self._widget.app.theme, self._widget.background_colors)
         if key != self._key:
             self._styles.clear()
             self._key = key
@@ -38,7 +43,7 @@ class Brush:
 
     def strip(self, line: Sequence[Span], cells: int, *, cursor: bool = False) -> Strip:
         """A line as exactly `cells` cells; under the `cursor` it keeps its colours on another ground."""
-        harmless = [(self._harmless(text), role) for text, role in line]
+        harmless = [(self._harmless(text), self._aged(role)) for text, role in line]
         segments = [Segment(text, self.style(role)) for text, role in crop(harmless, cells) if text]
         used = width((segment.text, "plain") for segment in segments)
         if used < cells:
@@ -48,6 +53,9 @@ class Brush:
             ground = Style(bgcolor=mark.bgcolor, bold=mark.bold, reverse=mark.reverse)
             segments = [Segment(text, style + ground if style else ground) for text, style, _ in segments]
         return Strip(segments, cells)
+
+    def _aged(self, role: Role) -> Role:
+        return "stale" if self.stale and role in FRESH else role
 
     def _harmless(self, text: str) -> str:
         if not text.isprintable():

@@ -64,6 +64,7 @@ class Pane(Widget, can_focus=True):
         if shape == self._shape and unchanged(self._slice, after):
             return
         self._slice, self._shape = after, shape
+        self._brush.stale = view.lost
         self._drawing = self.spec.draw(view, *shape)
         self.drawn += 1
         self.refresh()

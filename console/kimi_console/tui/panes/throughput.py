@@ -14,7 +14,7 @@ def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
         return (None,)
-    return (run.throughput, run.ready_time, run.exited, view.stale(run.throughput_time))
+    return (run.throughput, run.ready_time, run.exited, view.stale(run.throughput_time), view.lost)
 
 
 def draw(view: View, width: int, height: int) -> Drawing:
