@@ -60,7 +60,8 @@ class Reference:
         self.chosen = chosen
         with torch.no_grad():
             output = self.model.model(torch.tensor(tokens)[None], output_hidden_states=True, use_cache=False)
-        return torch.stack([layer[0] for layer in output.hidden_states]).numpy()
+        states: np.ndarray = torch.stack([layer[0] for layer in output.hidden_states]).numpy()
+        return states
 
     def ties(self, row: int, boundary: int, taken: Choices) -> Choices:
         """The other ways to route a row in the layers before a boundary, each by its layer and a running number."""
@@ -109,7 +110,7 @@ def main(model: str, captured_path: str, out_path: str) -> None:
     reference = Reference(model)
     captured = np.load(captured_path)
     boundaries = captured["boundaries"].tolist()
-    out = {}
+    out: dict[str, Any] = {}
     for rid in (name.removesuffix(".tokens") for name in captured.files if name.endswith(".tokens")):
         states, ties = reference.follow(captured[f"{rid}.tokens"], captured[f"{rid}.states"], boundaries)
         out[rid] = states

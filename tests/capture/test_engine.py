@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from kimi_capture.format import read_commits, read_manifest, read_shard, to_float32
 
 from .conftest import ENGINE, PYTHON, Launch, Server, ask
@@ -63,7 +64,7 @@ def load(directory: Path) -> Loaded:
 def check_against_reference(loaded: Loaded, model: str, layers: int, work: Path) -> None:
     """Every row of every boundary: cosine ≥ 0.999 with the claimed boundary, which is also the nearest one."""
     claimed = [*loaded.boundaries, layers]
-    arrays = {f"{rid}.tokens": sample.tokens for rid, sample in loaded.samples.items()}
+    arrays: dict[str, Any] = {f"{rid}.tokens": sample.tokens for rid, sample in loaded.samples.items()}
     arrays |= {f"{rid}.states": sample.states for rid, sample in loaded.samples.items()}
     np.savez(work / "captured.npz", boundaries=np.array(claimed), **arrays)
     script = Path(__file__).with_name("reference.py")
