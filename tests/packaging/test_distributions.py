@@ -50,7 +50,7 @@ def test_the_sdist_holds_what_the_wheel_is_built_from(distributions: Path, check
 
 def test_an_installed_command_knows_its_version_and_its_help(installed: Path) -> None:
     version = _run(str(installed / "kimi-console"), "--version")
-    assert _run(str(installed / "python"), "-c", "import kimi_console as k; print(k.__version__)").strip() in version
+    assert _run(str(installed / "python"), "-c", "import kimi_agent; print(kimi_agent.__version__)").strip() in version
     assert "demo" in _run(str(installed / "kimi-console"), "--help")
     assert "run" in _run(str(installed / "kimi-agent"), "--help")
 

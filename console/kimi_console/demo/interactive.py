@@ -70,7 +70,7 @@ async def _chat(host: DemoHost) -> None:
         for number in itertools.count():
             run = await host.until(_ready, None, "a server")
             if traffic is None or traffic.port != run.started.port:
-                traffic = Traffic(run.started.host, run.started.port, f"demo-{int(time.time()):08x}")
+                traffic = Traffic(run.started.host, run.started.port, f"demo-{int(time.time()) % (1 << 24):06x}")
             if len(pending) < AT_ONCE:
                 task = asyncio.create_task(_send(traffic, number))
                 pending.add(task)
