@@ -65,6 +65,7 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
 
     stop = commands.add_parser("stop", parents=[home], help="stop the server")
+    stop.add_argument("--agent", action="store_true", help="end the agent instead; a server goes on")
     stop.set_defaults(command=_stop)
 
     preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
@@ -141,6 +142,9 @@ def _stop(args: argparse.Namespace) -> int:
     from kimi_agent import daemon
 
     client = daemon.connect(_home(args), start=False)
+    if args.agent:
+        client.request("shutdown")
+        return Exit.OK
     answer = client.request("stop")
     for what in answer["left"]:
         print(f"kimi-agent: could not be released: {what}", file=sys.stderr)

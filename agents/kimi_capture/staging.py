@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kimi_capture.format import Array
+from kimi_capture.format import ALIGNMENT, Array
 from kimi_capture.rows import Piece
 
 if TYPE_CHECKING:
@@ -57,18 +57,19 @@ class Slot:
     """Device memory for one step's rows; grows to the largest step seen."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffer: torch.Tensor | None = None
         self.free: torch.cuda.Event | None = None
         """Recorded when the last copy out of the slot is done."""
 
-    def take(self, name: str, like: "torch.Tensor", side: "torch.cuda.Stream") -> "torch.Tensor":
-        """Memory of the shape and type of `like`."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < len(like) or buffer.shape[1:] != like.shape[1:]:
-            buffer = self._buffers[name] = like.new_empty(like.shape)
+    def take(self, size: int, like: "torch.Tensor", side: "torch.cuda.Stream") -> "torch.Tensor":
+        """[size] bytes on the device of `like`."""
+        import torch  # noqa: PLC0415
+
+        if self._buffer is None or len(self._buffer) < size:
+            self._buffer = like.new_empty(size, dtype=torch.uint8)
             # A later growth frees it while the side stream may still read it.
-            buffer.record_stream(side)
-        return buffer[: len(like)]
+            self._buffer.record_stream(side)
+        return self._buffer[:size]
 
 
 class Stager:
@@ -101,19 +102,32 @@ class Stager:
         current = torch.cuda.current_stream(device)
         if slot.free is not None:
             current.wait_event(slot.free)
-        held = {name: slot.take(name, tensor, self._side) for name, tensor in source.items()}
+        starts, size = layout(source)
+        held = slot.take(size, source["last_hidden_state"], self._side)
         for name, tensor in source.items():
-            held[name].copy_(tensor, non_blocking=True)
+            part(held, starts[name], tensor).copy_(tensor, non_blocking=True)
         self._side.wait_event(current.record_event())
         with torch.cuda.stream(self._side):
-            host = {
-                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                for name, tensor in held.items()
-            }
+            host = torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(held, non_blocking=True)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._side)
         slot.free = ready
-        return Chunk(host, pieces, first, ready)
+        return Chunk({name: part(host, starts[name], like) for name, like in source.items()}, pieces, first, ready)
+
+
+def layout(tensors: "dict[str, torch.Tensor]") -> tuple[dict[str, int], int]:
+    """Where each tensor begins in one buffer, aligned, and the buffer's size in bytes."""
+    starts: dict[str, int] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        starts[name] = size
+        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return starts, size
+
+
+def part(buffer: "torch.Tensor", start: int, like: "torch.Tensor") -> "torch.Tensor":
+    """The piece of a byte buffer that begins at `start`, with the shape and type of `like`."""
+    return buffer[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 
 def to_numpy(tensor: "torch.Tensor") -> Array:

@@ -4,6 +4,7 @@ from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
 from kimi_agent.doctor.rules import BUSY, RULES, seconds
+from kimi_agent.host.proc import MAIN
 from kimi_agent.model.events import Verdict
 from kimi_agent.model.phases import IMPORT
 
@@ -49,6 +50,8 @@ def _stuck(evidence: Evidence, verdict: Verdict) -> tuple[str, str]:
         return ("HUNG" if (evidence.silent or 0.0) > evidence.limits.silent else "STARTING"), verdict.summary
     stopped = any(sample.state == "T" for sample in evidence.samples)
     names = {verdict.rank} if verdict.rank else {rank.rank for rank in evidence.ranks}
+    if evidence.phase == IMPORT:
+        names.add(MAIN)  # it stands for the ranks that have no title yet
     busy = any((sample.cpu or 0.0) > BUSY for sample in evidence.samples if sample.rank in names)
     patient = (evidence.silent or 0.0) < evidence.limits.patience
     if busy and patient and not stopped and not evidence.ready:

@@ -49,6 +49,8 @@ class _Reading:
     stat: Stat
     read: int | None
     """Bytes read from storage since its start."""
+    cpu: int
+    """Clock ticks used since its start, for `main` with those of its children that have no title yet."""
 
 
 class ProcessSampler:
@@ -114,12 +116,18 @@ class ProcessSampler:
                 found.setdefault(owner, set()).add(stat.name)
         return {owner: tuple(sorted(names)) for owner, names in found.items()}
 
+    def _untitled_ticks(self) -> int:
+        """What the ranks that still import SGLang have used: until they have a title they count as `main`."""
+        named = {pid for pid, _ in self._known.values()}
+        return sum(stat.cpu for pid in self._tree if pid not in named and (stat := read_stat(pid)) is not None)
+
     def _one(self, name: str, now: float, compiling: tuple[str, ...]) -> RankSample:
         pid, start = self._known[name]
         stat = read_stat(pid)
         if stat is None or stat.start != start:
             return RankSample(name, pid, "X", None, None, None, None, None, None)
-        reading = _Reading(now, stat, _bytes_read(pid))
+        untitled = self._untitled_ticks() if name == MAIN else 0
+        reading = _Reading(now, stat, _bytes_read(pid), stat.cpu + untitled)
         before = self._before.get(name)
         self._before[name] = reading
         return RankSample(
@@ -127,7 +135,7 @@ class ProcessSampler:
             pid=pid,
             # An idle kernel state and the tracing stop are what they are to a reader: asleep, stopped.
             state={"t": "T", "I": "S", "K": "S", "W": "S", "P": "S"}.get(stat.state, stat.state),
-            cpu=_rate(100.0 * (stat.cpu - before.stat.cpu) / TICKS, now - before.time) if before else None,
+            cpu=_rate(100.0 * max(reading.cpu - before.cpu, 0) / TICKS, now - before.time) if before else None,
             rss=stat.rss,
             major_faults=_rate(stat.major_faults - before.stat.major_faults, now - before.time) if before else None,
             read_rate=_read_rate(before, reading),

@@ -30,6 +30,8 @@ class Plan:
     python: str
     version: str | None
     """Version of the SGLang that `python` would run."""
+    known_flags: frozenset[str]
+    """The flags that this SGLang has."""
     ranks: tuple[str, ...]
     dump_root: Path
 
@@ -39,14 +41,19 @@ def make_plan(profile: Profile, home: Home) -> Plan:
     python = profile.server.python or sys.executable
     server = profile.server
     capture = list(profile.capture.layers) if profile.capture.enabled else None
-    argv = build_argv(python, server.model, server.host, server.port, server.tp, server.dp, list(server.flags), capture)
-    version = flags.installed_version(python, os.environ | profile.env) if Path(python).is_file() else None
+    env = os.environ | profile.env
+    version = flags.installed_version(python, env) if Path(python).is_file() else None
+    known = flags.known_flags(python, env) if version else None
+    argv = build_argv(
+        python, server.model, server.host, server.port, server.tp, server.dp, server.flags, capture, known
+    )
     return Plan(
         profile=profile,
         argv=tuple(argv),
         env=dict(profile.env),
         python=python,
         version=version,
+        known_flags=known or frozenset(),
         ranks=expected_ranks(server.tp, server.dp, argv),
         dump_root=Path(profile.capture.directory) if profile.capture.directory else home.dumps,
     )
@@ -112,9 +119,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _flag_problems(plan: Plan) -> list[Problem]:
-    env = os.environ | plan.env
-    known = flags.known_flags(plan.python, env)
-    found = list(flags.unknown_flags(plan.argv, known))
+    found = list(flags.unknown_flags(plan.argv, plan.known_flags))
     if plan.profile.capture.enabled:
         found += capture_refusals(plan.argv)
     return found

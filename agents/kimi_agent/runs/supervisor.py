@@ -84,6 +84,7 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
+        self._plugin_pids: frozenset[int] | None = None
         self._exits: dict[int, int] = {}
         """Process file descriptors by pid; -1 where the kernel gives none."""
         self._code: int | None = None
@@ -236,6 +237,7 @@ class Supervisor:
         if not self.plan.profile.capture.enabled or not self._sockets.is_dir():
             return
         await self.dumps.poll()
+        self._plugin_pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self._sockets.glob("cap-*.json"))
 
     async def _judge(self) -> None:
         evidence = self._look()
@@ -251,7 +253,14 @@ class Supervisor:
 
     def _look(self) -> Evidence:
         open_now = listening(self.plan.profile.server.port)
-        self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, port_open=open_now)
+        self._evidence = evidence_of(
+            self._run,
+            self._tracker,
+            time.time(),
+            before=self._evidence,
+            port_open=open_now,
+            plugin_pids=self._plugin_pids,
+        )
         return self._evidence
 
     def _check_start_timeout(self) -> None:

@@ -268,7 +268,7 @@ def _hello(line: bytes) -> Hello | None:
     if protocol != PROTOCOL:
         raise UnavailableError(
             f"the agent speaks protocol {protocol}, this console {PROTOCOL}",
-            "Stop it with `kimi-agent stop` on the host (the server goes on), then connect again.",
+            "Stop it with `kimi-agent stop --agent` on the host (the server goes on), then connect again.",
         )
     try:
         return msgspec.convert(fields, Hello)
