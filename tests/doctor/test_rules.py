@@ -112,6 +112,12 @@ def test_compiling_and_reading_are_slow_and_not_hung() -> None:
     assert judged(starting("load weights", "load weights", silent=60, samples=reading)) == ("SLOW", "storage", "TP0")
 
 
+def test_an_import_that_computes_is_slow_and_one_that_does_not_is_hung() -> None:
+    main = replace(sample("TP0"), rank="main", cpu=180.0)
+    assert judged(starting("import", "import", silent=100, samples=(main,)))[0] == "SLOW"
+    assert judged(starting("import", "import", silent=100, samples=(replace(main, cpu=0.0),)))[0] == "HUNG"
+
+
 def test_a_straggler_is_named_with_the_barriers_countdown() -> None:
     late = starting("after load", "load weights", silent=40, samples=(sample("TP0"), sample("TP1")))
     assert judged(late) == ("HUNG", "straggler", "TP1")
