@@ -185,7 +185,7 @@ async def test_a_new_run_starts_the_log_again(seen: Seen) -> None:
         spool.append(["the second run"])
         await settle(pilot, view)
         assert "the second run" in seen(pilot.app)
-        assert "following  1 lines" in seen(pilot.app)
+        assert "following  1 line" in seen(pilot.app)
 
 
 async def test_a_wrong_regular_expression_is_told_and_the_prompt_stays(seen: Seen) -> None:

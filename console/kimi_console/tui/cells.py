@@ -147,8 +147,3 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Span]], cells: int,
             line += [(columns[i].put(text), role), (space, "plain")]
         lines.append(line[:-1])
     return lines
-
-
-def texts(lines: Iterable[Sequence[Span]]) -> list[str]:
-    """Lines as plain text."""
-    return ["".join(text for text, _ in line).rstrip() for line in lines]

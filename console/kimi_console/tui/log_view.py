@@ -80,7 +80,7 @@ class LogView(ScrollView, can_focus=True):
         state: Line = [("following", "dim")] if self.follow else [(f"{fmt.count(below)} new below", "accent")]
         if not self.follow and below <= 0:
             state = [("paused", "accent")]
-        lines: Line = [(f"  {fmt.count(total)} lines", "dim")]
+        lines: Line = [(f"  {fmt.count(total)} {'line' if total == 1 else 'lines'}", "dim")]
         if self._filter is not None and self.query_filter is not None:
             lines = [(f"  {fmt.count(self.count)} of {fmt.count(total)} lines with ", "dim"),
                      (self.query_filter.text, "accent")]  # fmt: skip

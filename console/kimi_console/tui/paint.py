@@ -1,6 +1,6 @@
 """From styled lines to the screen: the one place where roles become colours, and untrusted text is made harmless."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from rich.segment import Segment
@@ -61,8 +61,3 @@ class Brush:
         if not text.isprintable():
             text = clean(text)
         return to_ascii(text) if self.ascii else text
-
-
-def plain(lines: Iterable[Sequence[Span]]) -> str:
-    """Lines as text to copy."""
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)

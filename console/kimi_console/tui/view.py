@@ -1,12 +1,13 @@
 """What the panes draw from: one moment of a session."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kimi_agent.model.phases import ORDER, PHASES, READY
 from kimi_agent.model.state import RunState, State
 from kimi_console.source.base import Link
+from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Role
 
 GLYPHS: Final[dict[str, tuple[str, Role]]] = {
@@ -45,8 +46,6 @@ class View:
     now: float
     baseline: Baseline | None = None
     read_only: bool = False
-    log_lines: int = 0
-    newest_log: tuple[str, ...] = field(default=())
 
     @property
     def run(self) -> RunState | None:
@@ -83,8 +82,7 @@ class View:
         """The age of a sample, in words, when it is too old to be true now; else nothing."""
         if time is None or not (self.now - time > STALE_AFTER or self.lost):
             return ""
-        seconds = max(0, int(self.now - time))
-        return f"{seconds} s ago" if seconds < 60 else f"{seconds // 60}:{seconds % 60:02d} ago"
+        return fmt.age(self.now - time)
 
 
 @dataclass(frozen=True, slots=True)

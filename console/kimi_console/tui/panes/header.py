@@ -2,7 +2,7 @@
 
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, crop, width
-from kimi_console.tui.view import GLYPHS, View, front, run_end, short_model
+from kimi_console.tui.view import GLYPHS, View, front, short_model
 
 LINKS: dict[str, tuple[str, Role]] = {
     "live": ("●", "good"),
@@ -48,13 +48,11 @@ def _status(view: View, level: int) -> Line:
     glyph, role = GLYPHS.get(word, ("·", "plain"))
     line: Line = [(f"{glyph} {word}", role)]
     if since:
-        run = view.run
-        until = run_end(run, view.now) if run is not None and word == "FAILED" else view.now
-        line.append((f"  {fmt.duration(until - since)}", "bright"))
+        line.append((f"  {fmt.duration(view.now - since)}", "bright"))
     run = view.run
     if run is None:
         return line
-    if word in ("HUNG", "SLOW") and level > 0:
+    if word in ("HUNG", "SLOW") and level > 0 and run.ready_time is None:
         line.append((f' in "{front(run)}"', role))
     elif word == "LOST":
         line.append((f"  was {run.status}", "stale"))

@@ -15,7 +15,8 @@ def draw(view: View, width: int, height: int) -> Drawing:
     """A row a GPU; without GPUs memory and load, and why there are no GPUs."""
     host = view.state.host
     if host is None:
-        return Drawing([], [[(" –  no sample of the host yet", "dim")]])
+        where = "in this recording" if view.replay else "yet"
+        return Drawing([], [[(f" –  no sample of the host {where}", "dim")]])
     age = view.stale(view.state.host_time)
     title: list[Span] = [(age, "stale")] if age else []
     base: Role = "stale" if age else "plain"

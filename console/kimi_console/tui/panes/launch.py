@@ -96,7 +96,7 @@ def _ranks_past(run: RunState, phase: str, past: int, total: int, room: int) -> 
 
 def _progress(run: RunState, width: int) -> Line | None:
     progress = run.progress
-    if progress is None or not run.ranks or ORDER[progress.phase] < ORDER[front(run)]:
+    if progress is None or not run.ranks or ORDER.get(progress.phase, -1) < ORDER[front(run)]:
         return None
     full, empty = fmt.bar(progress.done, progress.total, 16 if width >= 44 else 8)
     text = f"   {progress.what} {progress.done}/{progress.total}  "

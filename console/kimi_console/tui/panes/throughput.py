@@ -24,7 +24,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
         return Drawing([], [[(" –  nothing runs", "dim")]])
     sample = run.throughput
     if sample is None:
-        why = "no requests yet" if run.ready_time else "the server answers no requests before it is ready"
+        why = _no_sample(view)
         return Drawing([], [_line("prefill", None, None, "plain"), _line("decode", None, None, "plain"),
                             *paragraphs(why, "dim", width)])  # fmt: skip
     age = view.stale(run.throughput_time)
@@ -38,6 +38,14 @@ def draw(view: View, width: int, height: int) -> Drawing:
     lines += _charts(run, width)[: max(0, height - len(lines))]
     title: list[Span] = [(age, "stale")] if age else _heartbeat(sample)
     return Drawing(title, lines[:height])
+
+
+def _no_sample(view: View) -> str:
+    if view.replay:
+        return "this recording holds no throughput"
+    if view.run is not None and view.run.ready_time is None:
+        return "the server answers no requests before it is ready"
+    return "the engine's counters have not been read yet"
 
 
 def _line(name: str, value: float | None, middle: float | None, role: Role) -> Line:

@@ -4,18 +4,9 @@ from typing import Any
 
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Column, Line, Role, Span, fit, hanging, paragraphs, table
+from kimi_console.tui.panes.dump import layer_identity
 
 HEAT: tuple[Role, ...] = ("heat0", "heat1", "heat2", "heat3", "heat4")
-
-
-def identity(boundary: int, spellings: dict[str, Any]) -> str:
-    """`boundary 31 = input of block 31 = output of block 30 · flag 31 · SpecForge 30 · vLLM 31`."""
-    spelled = [
-        f"{word} {spellings.get(key, fmt.DASH)}"
-        for word, key in (("flag", "sglang_flag"), ("SpecForge", "specforge"), ("vLLM", "vllm"))
-    ]
-    place = f"boundary {boundary} = input of block {boundary} = output of block {boundary - 1}"
-    return " · ".join((place, *spelled))
 
 
 def dumps(data: list[dict[str, Any]], cells: int) -> list[Line]:
@@ -71,7 +62,7 @@ def _identities(listing: dict[str, Any], cells: int) -> list[Line]:
     conventions = listing.get("conventions") or {}
     lines: list[Line] = []
     for boundary in listing["boundaries"]:
-        spelled = identity(int(boundary), conventions.get(str(boundary), {}))
+        spelled = layer_identity(int(boundary), conventions.get(str(boundary), {}).get("sglang_flag"))
         head, _, rest = spelled.partition(" = ")
         lines += hanging([(f" {head} ", "bright")], f"= {rest}", "plain", cells)
     return [*lines, [(" last ", "bright"), ("= after all blocks and the final norm (post-norm)", "plain")], []]
