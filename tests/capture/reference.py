@@ -11,7 +11,6 @@ such ties decided the other way, and each is reported with its margin. Nothing e
 
 import itertools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ MATCH = 0.999
 """Cosine below which a row does not match: two ties at once are looked for."""
 AGREE = 0.9998
 """Cosine below which one tie is looked for: it would disturb the rows that follow."""
-TIE = 0.004
-"""Largest margin between two experts' scores (sigmoids, near 0.5) that is a tie: one step of bf16 there."""
+TIE = 0.006
+"""Largest margin between two experts' scores that is a tie. SGLang rounds its scores, sigmoids around 0.5, to bf16,
+which steps by 0.0039 there; the rest is what the rounding of the router's input does."""
 Choices = dict[tuple[int, int], tuple[list[int], float]]
 """The experts of (layer, row) whose tie was decided the other way, and its margin."""
 
@@ -86,20 +86,29 @@ class Reference:
             now = cosine(states[boundary, row], captured[column, row])
             if now >= AGREE:
                 continue
-            for trial in trials(self.ties(row, boundary, chosen), row, together=2 if now < MATCH else 1):
-                found = self.states(tokens[: row + 1], chosen | trial)
-                if cosine(found[boundary, row], captured[column, row]) >= AGREE:
-                    chosen = chosen | trial
-                    break
+            target, depth = captured[column, row], 2 if now < MATCH else 1
+            chosen = self.repair(tokens[: row + 1], target, boundary, chosen, depth) or chosen
             states = self.states(tokens, chosen)
         return states, chosen
 
+    def repair(
+        self, tokens: np.ndarray, target: np.ndarray, boundary: int, chosen: Choices, depth: int
+    ) -> Choices | None:
+        """`chosen` and up to `depth` ties of the last row, such that it agrees with `target`; None if there are none.
 
-def trials(ties: Choices, row: int, together: int) -> Iterator[Choices]:
-    """One tie decided the other way, then up to `together` at once."""
-    for count in range(1, together + 1):
-        for some in itertools.combinations(ties.items(), count):
-            yield {(layer, row): choice for (layer, _), choice in some}
+        A tie further up moves the scores further down, so these are looked at anew.
+        """
+        row = len(tokens) - 1
+        self.states(tokens, chosen)
+        trials = [chosen | {(layer, row): choice} for (layer, _), choice in self.ties(row, boundary, chosen).items()]
+        for trial in trials:
+            if cosine(self.states(tokens, trial)[boundary, row], target) >= AGREE:
+                return trial
+        if depth > 1:
+            for trial in trials:
+                if found := self.repair(tokens, target, boundary, trial, depth - 1):
+                    return found
+        return None
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
