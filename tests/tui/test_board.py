@@ -123,6 +123,7 @@ async def test_when_the_link_is_lost_the_values_stay_and_say_their_age(seen: See
         text = seen(app)
         assert "◌ LOST  0:12  was READY" in text
         assert "Ranks  12 s ago" in text
+        assert "link lost: trying again in 4 s" in text
         assert "41230" in text
 
 

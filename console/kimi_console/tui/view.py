@@ -58,6 +58,11 @@ class View:
         return self.link.state in ("lost", "connecting") and self.state.time is not None
 
     @property
+    def known(self) -> float:
+        """The last moment that is known of: now, or the last event when the link is lost."""
+        return self.state.time if self.lost and self.state.time is not None else self.now
+
+    @property
     def replay(self) -> bool:
         """Whether this is a recording."""
         return self.link.state in ("replay", "ended")

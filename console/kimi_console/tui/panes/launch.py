@@ -61,7 +61,7 @@ def _row(view: View, run: RunState, phase: str, span: PhaseSpan | None, width: i
     good = view.good_start()
     reference = good.phases.get(phase) if good else None
     over = span is not None and span.end is None
-    took = None if span is None else (span.end or run_end(run, view.now)) - span.start
+    took = None if span is None else (span.end or run_end(run, view.known)) - span.start
     mark, role = _mark(run, phase, past, over)
     slow = over and reference is not None and took is not None and took > 1.5 * reference + 5
     shown: Role = "warn" if slow else "bright" if over else "dim" if past == total else "plain"

@@ -68,7 +68,7 @@ def _row(view: View, run: RunState, rank: RankState, sample: RankSample | None, 
     quiet: Role = "stale" if base == "stale" else "dim"
     late = ORDER[rank.phase] < max(ORDER[other.phase] for other in run.ranks)
     place: Role = "warn" if late and rank.phase == front(run) and base == "plain" else base
-    since = fmt.duration(run_end(run, view.now) - rank.since)
+    since = fmt.duration(run_end(run, view.known) - rank.since)
     row: list[Span] = [(rank.rank, place), (str(sample.pid) if sample else fmt.DASH, quiet)]
     word, role = STATES.get(sample.state, (sample.state, "plain")) if sample else (fmt.DASH, "dim")
     row.append((word, quiet if base == "stale" else role))

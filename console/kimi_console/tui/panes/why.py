@@ -12,8 +12,8 @@ EVIDENCE_SHOWN = 5
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
-        return (None,)
-    return (run.verdict, run.status, run.status_reason, run.exited, view.lost)
+        return (view.lost, view.link.detail)
+    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link.detail)
 
 
 def headline(verdict: Verdict, status: str) -> Line:
@@ -29,6 +29,8 @@ def headline(verdict: Verdict, status: str) -> Line:
 def one_line(view: View, cells: int) -> Line:
     """The verdict where there is room for one line only."""
     run = view.run
+    if view.lost and view.link.detail:
+        return crop([(f" link {view.link.state}: {view.link.detail}", "warn")], cells)
     if run is None:
         return [(" nothing runs", "dim")]
     if run.verdict is None or run.verdict.kind == "none":
@@ -39,12 +41,19 @@ def one_line(view: View, cells: int) -> Line:
 
 def draw(view: View, width: int, height: int) -> Drawing:
     """Headline, summary, evidence, what it is not, what to do; nothing but one quiet line when all is well."""
+    if view.lost and view.link.detail:
+        link = paragraphs(f"link {view.link.state}: {view.link.detail}", "warn", width)
+        return Drawing([], [*link, *_verdict(view, width, height - len(link))][:height])
+    return Drawing([], _verdict(view, width, height))
+
+
+def _verdict(view: View, width: int, height: int) -> list[Line]:
     run = view.run
     if run is None:
-        return Drawing([], [[(" nothing runs", "dim")]])
+        return [[(" nothing runs", "dim")]]
     verdict = run.verdict
     if verdict is None or verdict.kind == "none":
-        return Drawing([], _quiet(view, width))
+        return _quiet(view, width)
     confidence: Line = [(f"confidence {verdict.confidence:.2g} ", "dim")]
     lines = [spread([(" ", "plain"), *headline(verdict, run.status)], confidence, width)]
     lines += paragraphs(verdict.summary, "bright", width, "   " if width > 80 else " ")
@@ -61,7 +70,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
         lines += item
         room -= len(item)
     lines += ruled_out[: max(0, room)]
-    return Drawing([], [*lines, *advice][:height])
+    return [*lines, *advice][:height]
 
 
 def _quiet(view: View, width: int) -> list[Line]:
