@@ -90,7 +90,7 @@ class Watch:
     def _watch(self, title: str, dial: Dial) -> int:
         live = LiveSource(title, dial, read_only=self.read_only)
         source = Recorder(live, self.record) if self.record is not None else live
-        profiles = [*([self.profile] if self.profile is not None else []), *self.others]
+        profiles: list[Profile | Path] = [*([self.profile] if self.profile is not None else []), *self.others]
         return asyncio.run(_present(source, live, profiles, self.show))
 
 

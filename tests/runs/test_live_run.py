@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,21 @@ from kimi_console.demo.profile import demo_profile, free_port
 pytestmark = pytest.mark.engine
 
 
-def start_agent(engine: Engine, home: Home) -> Client:
-    """The home's agent, running in the engine's Python as it would on a GPU host."""
+@pytest.fixture
+def start_agent(engine: Engine, home: Home) -> Iterator[Callable[[], Client]]:
+    """Start the home's agent in the engine's Python, as on a GPU host, and connect to it."""
+    clients: list[Client] = []
+
+    def start() -> Client:
+        clients.append(_start(engine, home))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+def _start(engine: Engine, home: Home) -> Client:
     subprocess.run(
         [engine.python, "-m", "kimi_agent", "serve", "--detach", "--home", home.root],
         env=os.environ | {"PYTHONPATH": str(ensure_bundle())}, check=True, stdout=subprocess.DEVNULL,
@@ -61,10 +74,10 @@ def pid_of(home: Home, rank: str) -> int:
     return next(sample.pid for sample in history(home).samples if sample.rank == rank)
 
 
-def test_a_run_from_launch_to_a_killed_rank(engine: Engine, home: Home) -> None:
+def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], engine: Engine, home: Home) -> None:
     before = set(Path("/dev/shm").glob("sgl*"))
     port = free_port()
-    client = start_agent(engine, home)
+    client = start_agent()
     run_id = client.request("launch", profile=demo_profile(engine, port))["run"]
     with pytest.raises(KimiError, match=f"run {run_id} is alive"):
         client.request("launch", profile=demo_profile(engine, port))
@@ -74,7 +87,7 @@ def test_a_run_from_launch_to_a_killed_rank(engine: Engine, home: Home) -> None:
     owned = {process.pid for process in [psutil.Process(run["pid"]), *psutil.Process(run["pid"]).children(True)]}
 
     os.kill(client.hello["pid"], signal.SIGKILL)
-    again = start_agent(engine, home)
+    again = start_agent()
     assert again.hello["pid"] != client.hello["pid"]
     run = wait_for(again, "ready again", lambda run: run["status"] == "READY", 20)
     assert run["run"] == run_id

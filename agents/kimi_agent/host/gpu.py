@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kimi_agent.model.events import GpuSample
 
-NO_DRIVER: Final = "no NVIDIA driver on this host: host memory is shown instead"
+NO_DRIVER: Final = "no NVIDIA driver on this host"
 DEADLINE: Final = 5.0
 RETRY: Final = 60.0
 """Seconds between attempts while NVML cannot be used."""
@@ -95,7 +95,7 @@ def read_all() -> dict[str, Any]:
     try:
         import pynvml  # noqa: PLC0415 - absent on hosts without the package, which is said in words
     except ImportError:
-        missing = "the package nvidia-ml-py is not installed: host memory is shown instead"
+        missing = "the package nvidia-ml-py is not installed"
         return {"error": missing if Path("/dev/nvidiactl").exists() else NO_DRIVER}
     try:
         pynvml.nvmlInit()

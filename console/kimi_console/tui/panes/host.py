@@ -25,7 +25,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
         lines = _gpus(host, base, width) if len(host.gpus) + 2 <= height else _all_gpus(host, base, width)
     lines += _memory(host, base, width)
     if not host.gpus and host.no_gpu:
-        lines.append([(fit(f" no GPU: {host.no_gpu}", width), "dim")])
+        lines.append([(fit(f" no GPUs: {host.no_gpu}", width), "dim")])
     return Drawing(title, lines[:height])
 
 
@@ -87,7 +87,7 @@ def _watts(value: float | None) -> str:
 
 
 HOST = PaneSpec(
-    "host", 5, "GPUs", _depends, draw,
+    "host", 5, "Host", _depends, draw,
     (
         ("memory of", "GPU memory used and present, by NVML"),
         ("power of", "watts drawn and allowed; an idle or waiting GPU draws a fifth of its limit"),
