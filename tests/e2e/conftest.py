@@ -72,7 +72,9 @@ class Terminal:
         subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True)
 
     def _run(self, *arguments: str) -> str:
-        done = subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True)
+        # readline, which pytest imports, sets COLUMNS and LINES behind os.environ; they would overrule the pane's size.
+        env = dict(os.environ)
+        done = subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True, env=env)
         return done.stdout
 
 

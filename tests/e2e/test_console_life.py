@@ -69,6 +69,7 @@ def test_a_killed_console_leaves_the_server_and_the_next_one_finds_its_history(
     second.press("E")
     second.until_true(lambda screen: "STARTING" in screen and "READY" in screen, "the events before this console")
     second.press("Escape")
+    second.until_true(lambda screen: "Events" not in screen, "the board")
     second.press("s")
     second.until(r"y ")
     second.press("y")

@@ -25,6 +25,7 @@ def test_a_newcomer_at_two_sizes(
     dump(console)
     read_tokens(console)
     console.resize(80, 24)
+    console.press("7")
     dump(console)
     read_tokens(console)
     console.press("q")
@@ -45,7 +46,7 @@ def dump(console: Terminal) -> None:
     """One key starts a dump, tokens arrive, the same key ends it."""
     console.press("D")
     console.until(WRITING, 30)
-    console.until(r"[1-9][\d,.k]* (tok|rows)|captured [1-9]", 60)
+    console.until(r"captured [1-9]", 60)
     console.press("D")
     console.until(STOPPED, 60)
 
