@@ -146,11 +146,11 @@ Launch = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
-    """Start a server: launch(model, tp, layers, *flags). One at a time: a new one ends the last."""
+    """Start a server: launch(model, tp, layers, *flags, dtype=…). One at a time: a new one ends the last."""
     running: list[subprocess.Popen[bytes]] = []
     sockets = Path(tempfile.mkdtemp(prefix="kimi-"))
 
-    def start(model: str, tp: int, layers: Sequence[int], *flags: str, shard_mib: int = 1) -> Server:
+    def start(model: str, tp: int, layers: Sequence[int], *flags: str, dtype: str, shard_mib: int = 1) -> Server:
         while running:
             stop(running.pop())
         for left in sockets.iterdir():
@@ -161,7 +161,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
         command = [
             str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(ENGINE / "models" / model),
             "--device", "cpu", "--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", str(port),
-            "--max-total-tokens", "4096", "--context-length", "2048", "--tp", str(tp),
+            "--max-total-tokens", "4096", "--context-length", "2048", "--tp", str(tp), "--dtype", dtype,
             "--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3",
             "--return-aux-hidden-state-layer-ids", *map(str, layers), *flags,
         ]  # fmt: skip

@@ -20,9 +20,12 @@ from .conftest import ENGINE, PYTHON, Launch, Server, ask
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
 Array = npt.NDArray[Any]
-MATCH = 0.999
-TIES = 0.1
-"""Share of a model's routing decisions that may be ties; measured: 0.04."""
+MATCH = {"float32": 0.999_999, "bfloat16": 0.999}
+"""Least cosine of a row with Hugging Face's, by what SGLang computes in.
+
+The mixtures of experts are compared in float32: a router is not continuous, and where two experts score the same but
+for bf16's rounding, two right implementations choose differently.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Loaded:
 
     samples: dict[str, Captured]
     boundaries: list[int]
+    dtype: str
 
 
 def load(directory: Path) -> Loaded:
@@ -59,27 +63,25 @@ def load(directory: Path) -> Loaded:
             states = np.concatenate([aux, to_float32(shard.last_hidden_state[first:last])[None]])
             assert sample.rid not in samples
             samples[sample.rid] = Captured(shard.token_ids[first:last], states)
-    return Loaded(samples, list(read_manifest(directory).boundaries))
+    manifest = read_manifest(directory)
+    return Loaded(samples, list(manifest.boundaries), manifest.dtype)
 
 
 def check_against_reference(loaded: Loaded, model: str, layers: int, work: Path) -> None:
-    """Every row of every boundary: cosine ≥ 0.999 with the claimed boundary, which is also the nearest one."""
+    """Every row of every boundary agrees with the claimed boundary, which is also the nearest one."""
     claimed = [*loaded.boundaries, layers]
-    arrays: dict[str, Any] = {f"{rid}.tokens": sample.tokens for rid, sample in loaded.samples.items()}
-    arrays |= {f"{rid}.states": sample.states for rid, sample in loaded.samples.items()}
-    np.savez(work / "captured.npz", boundaries=np.array(claimed), **arrays)
+    arrays: dict[str, Any] = {rid: sample.tokens for rid, sample in loaded.samples.items()}
+    np.savez(work / "tokens.npz", allow_pickle=False, **arrays)
     script = Path(__file__).with_name("reference.py")
     subprocess.run(
-        [PYTHON, script, ENGINE / "models" / model, work / "captured.npz", work / "reference.npz"],
+        [PYTHON, script, ENGINE / "models" / model, work / "tokens.npz", work / "reference.npz"],
         check=True, capture_output=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     reference = np.load(work / "reference.npz")
-    ties = sum(len(reference[f"{rid}.ties"]) for rid in loaded.samples)
-    assert ties <= TIES * layers * sum(len(sample.tokens) for sample in loaded.samples.values())
     for rid, sample in loaded.samples.items():
         for states, boundary in zip(sample.states, claimed, strict=True):
             cosines = cosine(states, reference[rid])
-            assert cosines[boundary].min() >= MATCH, (rid, boundary, cosines[boundary])
+            assert cosines[boundary].min() >= MATCH[loaded.dtype], (rid, boundary, cosines[boundary])
             assert set(cosines.argmax(axis=0)) == {boundary}, (rid, boundary)
 
 
@@ -130,8 +132,9 @@ def abort_in_flight(server: Server, rid: str) -> None:
 def test_kimi25_over_two_ranks_with_mixed_chunks(launch: Launch, tmp_path: Path) -> None:
     """Kimi-K2.5's own class, TP=2: chunked and mixed prefill, an abort, health checks, start and stop under load."""
     server = launch(
-        "tiny-kimi25", 2, [2, 3, 4], "--disable-radix-cache", "--chunked-prefill-size", "16", "--enable-mixed-chunk"
-    )
+        "tiny-kimi25", 2, [2, 3, 4], "--disable-radix-cache", "--chunked-prefill-size", "16", "--enable-mixed-chunk",
+        dtype="float32",
+    )  # fmt: skip
     ranks = server.ranks()
     assert set(ranks) == {"TP0", "TP1"}
     refused = ask(ranks["TP1"], {"op": "start", "dump": "d", "directory": str(server.root / "d")})
@@ -165,7 +168,7 @@ def test_kimi25_over_two_ranks_with_mixed_chunks(launch: Launch, tmp_path: Path)
 
 def check_manifest(directory: Path, server: Server) -> None:
     manifest = read_manifest(directory)
-    assert (manifest.boundaries, manifest.dtype, manifest.last_hidden_norm) == ((2, 3, 4), "bfloat16", "post")
+    assert (manifest.boundaries, manifest.dtype, manifest.last_hidden_norm) == ((2, 3, 4), "float32", "post")
     assert manifest.conventions["3"] == {"sglang_flag": 3, "sglang_internal": 3, "vllm": 3, "specforge": 2}
     assert (manifest.hidden_size, manifest.num_layers, manifest.sglang) == (128, 6, "0.5.23")
     assert manifest.model["class"] == "KimiK25ForConditionalGeneration"
@@ -182,7 +185,7 @@ def test_kimi_with_attention_data_parallelism(launch: Launch, tmp_path: Path) ->
     """Two attention-DP ranks both write into one dump; idle steps and padding leave no trace."""
     server = launch(
         "tiny-kimi", 2, [0, 2, 5], "--disable-radix-cache", "--chunked-prefill-size", "32", "--dp", "2",
-        "--enable-dp-attention",
+        "--enable-dp-attention", dtype="float32",
     )  # fmt: skip
     assert set(server.ranks()) == {"DP0 TP0", "DP1 TP1"}
     directory = server.start_dump("two")
@@ -201,7 +204,7 @@ def test_kimi_with_attention_data_parallelism(launch: Launch, tmp_path: Path) ->
 
 def test_llama_on_one_rank_with_a_prefix_cache(launch: Launch, tmp_path: Path) -> None:
     """A prefix from the cache was never computed: that request is missing, and named so; the next dump goes on."""
-    server = launch("tiny-llama", 1, [1, 3, 5], "--chunked-prefill-size", "16")
+    server = launch("tiny-llama", 1, [1, 3, 5], "--chunked-prefill-size", "16", dtype="bfloat16")
     assert set(server.ranks()) == {"TP0"}
     directory = server.start_dump("cache")
     requests = mixed_requests("llama", seed=2)
@@ -227,7 +230,9 @@ def test_llama_on_one_rank_with_a_prefix_cache(launch: Launch, tmp_path: Path) -
 def test_llama_over_two_ranks_with_retractions(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang takes requests back in mid-decode and prefills them anew; the rows are still each request's own."""
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
-    server = launch("tiny-llama", 2, [1, 3, 5], "--disable-radix-cache", "--chunked-prefill-size", "16")
+    server = launch(
+        "tiny-llama", 2, [1, 3, 5], "--disable-radix-cache", "--chunked-prefill-size", "16", dtype="bfloat16"
+    )
     directory = server.start_dump("retract")
     long = [(f"long-{number:02}", prompt, 20) for number, prompt in enumerate(prompts(9, 10, 11, seed=7))]
     requests = [*mixed_requests("back", seed=5), *long]
