@@ -192,5 +192,3 @@ def session(journal: Journal, control: TableControl | None = None, state: str = 
 def clock(journal: Journal) -> HostClock:
     """A clock that stands at the journal's last event."""
     return HostClock(lambda: journal.last)
-
-

@@ -27,9 +27,7 @@ PREFLIGHT = {
 
 
 def idle() -> scenes.Journal:
-    return scenes.Journal().add(
-        0, AgentStarted("0.1.0", "gpu-07", 9, "/p", "0.5.23", "b", 4, scenes.GIB)
-    )
+    return scenes.Journal().add(0, AgentStarted("0.1.0", "gpu-07", 9, "/p", "0.5.23", "b", 4, scenes.GIB))
 
 
 def profile(directory: Path, name: str = "kimi") -> Path:
@@ -227,9 +225,7 @@ async def test_leaving_says_that_the_server_goes_on(capfd: pytest.CaptureFixture
 
 
 async def test_the_shard_browser_goes_from_dumps_to_tokens_and_finds_the_bad_one(seen: Seen, same: Any) -> None:
-    control = scenes.TableControl(
-        {"dumps": lambda p: [DUMP], "shards": lambda p: LISTING, "shard": lambda p: SHARD}
-    )
+    control = scenes.TableControl({"dumps": lambda p: [DUMP], "shards": lambda p: LISTING, "shard": lambda p: SHARD})
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
         await settle(pilot)

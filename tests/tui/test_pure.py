@@ -193,7 +193,6 @@ def test_a_bad_theme_names_what_is_wrong(text: str, complaint: str) -> None:
 
 def test_a_bad_theme_file_is_a_warning_and_the_others_load(tmp_path: Path) -> None:
 
-
     directory = tmp_path
     (directory / "bad.toml").write_text("name = 3", "utf-8")
     (directory / "good.toml").write_text("name = 'mine'\nprimary = '#336699'", "utf-8")
