@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kimi_capture import __version__
+from kimi_capture.claim import StoreError
 from kimi_capture.control import Control, Refused, stacks, write_atomically
 from kimi_capture.dump import Dump, Limits, inside, tokens_of
 from kimi_capture.facts import Facts, read_facts
 from kimi_capture.guard import Guard
-from kimi_capture.rows import MULTIMODAL, Ledger
+from kimi_capture.rows import MULTIMODAL, Ledger, Piece
 from kimi_capture.staging import Stager
-from kimi_capture.store import Store, StoreError
+from kimi_capture.store import Store
 from kimi_capture.writer import Finished
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -66,13 +67,15 @@ class Capture:
         with self._lock:
             dump = self._dump
             active = dump is not None and dump.active
-            pieces = self._ledger.step(entries(batch), dump.refusal() if dump and active else None)
+            pieces = self._ledger.step(
+                entries(batch), dump.refusal() if dump and active else None, dump.writer.rids if dump and active else ()
+            )
+        held = 0.0
         if dump is not None and active and pieces:
-            dump.put(self._stager.stage(sources(output.logits_output, batch, len(facts.boundaries)), pieces))
-            self._cost += time.perf_counter() - began
-            dump.writer.hold_back()
-        else:
-            self._cost += time.perf_counter() - began
+            held = self._stage(dump, output.logits_output, batch, pieces)
+        elif self._stager.device is None and batch.input_ids is not None:
+            self._stager.device = batch.input_ids.device
+        self._cost += time.perf_counter() - began - held
         self._cost_steps += 1
 
     def on_result(self, batch: Any) -> None:
@@ -99,7 +102,10 @@ class Capture:
         return {"status": self._describe() | {"dump": self._dump.status() if self._dump else None}}
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Start a dump: {"dump": name, "directory": absolute path of the dump's own directory}."""
+        """Start a dump: {"dump": name, "directory": absolute path of the dump's own directory}.
+
+        With "resume": true it goes on with the dump that is there; what it has already is not captured again.
+        """
         facts = self._facts
         if facts is None:
             raise Refused(
@@ -114,8 +120,11 @@ class Capture:
             raise Refused("bad-directory", f"{directory!r} is not an absolute path")
         if not inside(self._root, Path(directory)):
             raise Refused("outside-root", f"{directory} is not under {self._root}", "choose a directory under it")
+        resume = request.get("resume", False)
+        if not isinstance(resume, bool):
+            raise Refused("bad-request", "resume is true or false")
         with self._starting:
-            self._open(facts, name, Path(directory).resolve())
+            self._open(facts, name, Path(directory).resolve(), resume=resume)
         return {"boundaries": list(facts.boundaries)}
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -134,25 +143,39 @@ class Capture:
         """The Python stacks of this process."""
         return {"stacks": stacks()}
 
-    def _open(self, facts: Facts, name: str, directory: Path) -> None:
+    def _open(self, facts: Facts, name: str, directory: Path, *, resume: bool) -> None:
         if self._dump is not None and self._dump.state != "stopped":
             if self._dump.active:
                 running = f"dump {self._dump.manifest.dump} is {self._dump.state}"
                 raise Refused("already-dumping", running, "stop it first")
             self._dump.stop(0)
         try:
-            store = Store(directory, facts.rank, facts.manifest(name, self._run, time.time()))
+            store = Store(directory, facts.rank, facts.manifest(name, self._run, time.time()), resume=resume)
         except StoreError as error:
-            raise Refused("directory-taken", error.message, error.hint) from error
+            raise Refused(error.slug, error.message, error.hint) from error
         except OSError as error:
             raise Refused("cannot-write", f"{directory} cannot be written: {error.strerror}") from error
         self.guard.reset()
         limits = Limits.from_environment()
+        self._stager.prepare(limits.arena, len(facts.boundaries), facts.hidden_size, facts.dtype)
+        if self._stager.problem:
+            self.guard.note(self._stager.problem)
         with self._lock:
             self._cost, self._cost_steps = 0.0, 0
             self._dump = Dump(
                 self._ledger, self._lock, store, row_bytes=facts.row_bytes(), limits=limits, guard=self.guard
             )
+
+    def _stage(self, dump: Dump, output: Any, batch: Any, pieces: list[Piece]) -> float:
+        """Take a step's rows; the seconds for which the engine was held back."""
+        assert self._facts is not None
+        before = dump.writer.held_back
+        if reason := dump.stage(self._stager, sources(output, batch, len(self._facts.boundaries)), pieces):
+            with self._lock:
+                for rid in batch.rids:
+                    self._ledger.shed(rid, reason)
+        dump.writer.hold_back()
+        return dump.writer.held_back - before
 
     def _end(self, request: Any) -> None:
         reason = request.finished_reason.to_json()["type"]

@@ -5,16 +5,19 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kimi_capture.format import Array, Manifest
 from kimi_capture.guard import Guard
-from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger
-from kimi_capture.staging import Chunk
+from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger, Piece
+from kimi_capture.staging import REGION, Chunk, Stager
 from kimi_capture.store import Store
 from kimi_capture.writer import Finished, Writer
+
+if TYPE_CHECKING:
+    import torch
 
 MIB: Final = 1 << 20
 MAX_ERRORS: Final = 20
@@ -30,6 +33,11 @@ class Limits:
     """What may wait to be written before the engine is held back."""
     memory: int
     """Host memory for rows not yet committed; beyond it new requests are not kept."""
+
+    @property
+    def arena(self) -> int:
+        """Host memory to begin with."""
+        return min(self.waiting, self.memory)
 
     @classmethod
     def from_environment(cls) -> "Limits":
@@ -54,6 +62,7 @@ class Dump:
         self._limits = limits
         self._state = "writing"
         self._errors: list[str] = []
+        self._started = time.time()
         self.writer = Writer(
             store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost,
             on_failure=self.fail,
@@ -90,6 +99,21 @@ class Dump:
         """Hand rows, or a request that ended, to the writer."""
         self.writer.put(item)
 
+    def stage(self, stager: Stager, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> str | None:
+        """Hand over a step's rows (see `Stager.stage`), waiting for memory where that helps; else why they are lost."""
+        chunk = stager.stage(source, pieces)
+        if chunk is None:
+            chunk = self.writer.hold_for(lambda: stager.stage(source, pieces), stager.arena.wait)
+        if chunk is None and self.writer.idle:  # all of it is held by requests in flight
+            size = stager.arena.size + max(REGION, stager.size(source))
+            if size <= self._limits.memory:
+                stager.grow(size)
+                chunk = stager.stage(source, pieces)
+        if chunk is None:
+            return DISK_FULL if self.writer.paused else STAGING_FULL
+        self.put(chunk)
+        return None
+
     def fail(self, reason: str) -> None:
         """End the dump because capture cannot go on; serving does."""
         self.writer.fail(reason)
@@ -106,8 +130,10 @@ class Dump:
             self._ledger.close()
             self._lock.wait_for(lambda: self._ledger.in_flight == 0 or not self.active, drain)
             self._ledger.give_up(DUMP_FAILED if self.writer.failed else DUMP_STOPPED)
-        self.writer.close(deadline)
+        settled = self.writer.close(deadline)
         self._state = "stopped"
+        if settled:
+            self.writer.store.release()
 
     def status(self) -> dict[str, Any]:
         """The `dump` part of a status; never waits for the disk or the engine."""
@@ -131,6 +157,8 @@ class Dump:
             "shards": writer.shards,
             "bytes": writer.bytes,
             "bytes_per_token": self._row_bytes,
+            "write_errors": writer.write_errors,
+            "started": self._started,
             "held_back_s": round(writer.held_back, 3),
             "errors": errors + [reason for reason in reasons if reason not in errors],
         }

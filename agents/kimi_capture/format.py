@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kimi_capture.statistics import Statistics, statistics
+from kimi_capture.statistics import Statistics, shard_moments, shard_statistics
 
 Array = npt.NDArray[Any]
 VERSION: Final = 1
@@ -121,6 +122,8 @@ class Commit:
     xxh3: str
     """xxh3-64 of the whole file, hex."""
     time: float
+    rids: tuple[str, ...] = ()
+    """The requests in it, so that a shard that is lost can still be named; empty where the writer did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +212,13 @@ def encode_shard(
     `tensors` has the names and shapes of the module's head; the state arrays have `dtype` (BF16, F16, F32).
     """
     arrays = {name: np.ascontiguousarray(tensors[name]) for name in TENSORS}
-    aux = arrays["aux_hidden_states"]
-    columns = {str(boundary): statistics(aux[:, column]) for column, boundary in enumerate(boundaries)}
-    meta = ShardMeta(
-        dump, samples, {name: _hash(array) for name, array in arrays.items()},
-        columns | {"last": statistics(arrays["last_hidden_state"])},
+    aux, last = arrays["aux_hidden_states"], arrays["last_hidden_state"]
+    columns = shard_statistics(
+        shard_moments(aux, last), [*map(str, boundaries), "last"],
+        lambda row, column: aux[row, column] if column < len(boundaries) else last[row],
     )  # fmt: skip
-    header = _encode_header(arrays, meta, dtype)
+    meta = ShardMeta(dump, samples, {name: _hash(array) for name, array in arrays.items()}, columns)
+    header = encode_header({name: (array.dtype, array.shape) for name, array in arrays.items()}, meta, dtype)
     buffers = [memoryview(header), *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
     digest = xxhash.xxh3_64()
     for buffer in buffers:
@@ -299,16 +302,23 @@ def _hash(array: Array) -> str:
     return str(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
 
 
-def _encode_header(arrays: Mapping[str, Array], meta: ShardMeta, dtype: str) -> bytes:
+def encode_header(
+    tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], meta: ShardMeta, dtype: str
+) -> bytes:
+    """The beginning of a shard file, up to the first tensor; `tensors` are (dtype, shape) in order of `TENSORS`.
+
+    Raises ValueError when a tensor has another dtype than the format wants.
+    """
     kimi = json.dumps(asdict(meta), separators=(",", ":"))
     header: dict[str, Any] = {"__metadata__": {"kimi": kimi, "kimi_xxh3": xxhash.xxh3_64_hexdigest(kimi.encode())}}
     offset = 0
-    for name, array in arrays.items():
+    for name, (held, shape) in tensors.items():
         spelled = dtype if name in ("aux_hidden_states", "last_hidden_state") else "I64"
-        if array.dtype != DTYPES[spelled]:
-            raise ValueError(f"{name} is {array.dtype}, expected {DTYPES[spelled]} for {spelled}")
-        header[name] = {"dtype": spelled, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
+        if held != DTYPES[spelled]:
+            raise ValueError(f"{name} is {held}, expected {DTYPES[spelled]} for {spelled}")
+        size = prod(shape) * held.itemsize
+        header[name] = {"dtype": spelled, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
@@ -382,8 +392,8 @@ def _check_shard(shard: Shard, header: dict[str, Any]) -> None:
 
 def _parse_commit(line: bytes) -> Commit | None:
     try:
-        value = json.loads(line)
-        commit = Commit(**value)
+        commit = Commit(**json.loads(line))
+        commit = replace(commit, rids=tuple(commit.rids))
     except (ValueError, TypeError, RecursionError):
         return None
     plain = isinstance(commit.shard, str) and Path(commit.shard).name == commit.shard

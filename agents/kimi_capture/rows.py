@@ -6,7 +6,7 @@ for a named reason: served = captured + sum(missing) holds after every call.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ DISK_FULL: Final = "disk full"
 ROWS_MISSING: Final = "rows missing"
 MISMATCH: Final = "token mismatch"
 MULTIMODAL: Final = "multimodal request"
+ALREADY: Final = "already in the dump"
 
 
 @dataclass(slots=True, eq=False)
@@ -106,17 +107,19 @@ class Ledger:
                 self._lose(track, reason)
             track.counted = False
 
-    def step(self, entries: Iterable[tuple[str, int, int]], refuse: str | None = None) -> list[Piece]:
+    def step(
+        self, entries: Iterable[tuple[str, int, int]], refuse: str | None = None, known: Container[str] = ()
+    ) -> list[Piece]:
         """Book a forward step; returns the pieces whose rows are to be copied.
 
         `entries` are (request id, position of the first row, rows) in the order of the step's rows. `refuse` is why
-        a request that begins now is not kept.
+        a request that begins now is not kept. Requests in `known` are in the dump already and not kept again.
         """
         pieces: list[Piece] = []
         offset = 0
         for rid, start, length in entries:
             if not rid.startswith(HEALTH_CHECK):
-                track = self._tracks.get(rid) or self._begin(rid, start, refuse)
+                track = self._tracks.get(rid) or self._begin(rid, start, ALREADY if rid in known else refuse)
                 if self._book(track, start, length):
                     piece = Piece(start, length, offset)
                     track.pieces.append(piece)
@@ -147,6 +150,12 @@ class Ledger:
     def abort(self, rid: str, reason: str = ABORTED) -> None:
         """A request ended early; its rows are missing."""
         track = self._tracks.pop(rid, None)
+        if track is not None and track.kept:
+            self._lose(track, reason)
+
+    def shed(self, rid: str, reason: str) -> None:
+        """There is no room for a request's rows: it is not kept any more."""
+        track = self._tracks.get(rid)
         if track is not None and track.kept:
             self._lose(track, reason)
 

@@ -17,17 +17,19 @@ import numpy as np
 
 from kimi_capture.format import Array, Commit, Sample
 from kimi_capture.guard import Guard
-from kimi_capture.rows import DISK_FULL, DUMP_FAILED, MISMATCH, ROWS_MISSING, Piece
-from kimi_capture.staging import Chunk, assemble
+from kimi_capture.rows import ALREADY, DISK_FULL, DUMP_FAILED, MISMATCH, ROWS_MISSING, Piece
+from kimi_capture.staging import NAMES, Chunk, Rows, assemble
 from kimi_capture.store import Store
 
-COMMITTERS: Final = 4
+COMMITTERS: Final = 6
 RETRY: Final = 2.0
 """Seconds between two tries on a full disk."""
 FLUSH: Final = 30.0
 """Seconds after which a started shard is written although it is not full."""
 HOLD: Final = 30.0
 """Longest time in seconds that one step is held back."""
+LOOK: Final = 0.1
+"""Seconds after which a step that is held back looks whether waiting still makes sense."""
 Lost = Callable[[int, str, "str | None"], None]
 """Told of rows that are lost after all: how many, the reason, and the problem in words if it is an error."""
 
@@ -44,19 +46,22 @@ class Finished:
     """[rows] int64: what the scheduler says the rows' tokens are."""
     pieces: list[Piece]
 
-    def check(self, arrays: dict[str, Array] | None) -> str | None:
+    def check(self, parts: list[Rows] | None) -> str | None:
         """Why the assembled rows are not those of this request, if so."""
-        if arrays is None or len(arrays["positions"]) != len(self.tokens):
+        if parts is None:
             return ROWS_MISSING
-        contiguous = np.array_equal(arrays["positions"], np.arange(len(self.tokens)))
-        return None if contiguous and np.array_equal(arrays["token_ids"], self.tokens) else MISMATCH
+        positions, tokens = (np.concatenate([part.arrays[name] for part in parts]) for name in ("positions", "token_ids"))
+        if len(positions) != len(self.tokens):
+            return ROWS_MISSING
+        contiguous = np.array_equal(positions, np.arange(len(self.tokens)))
+        return None if contiguous and np.array_equal(tokens, self.tokens) else MISMATCH
 
 
 @dataclass(slots=True)
 class Batch:
     """Samples that will be one shard."""
 
-    samples: list[tuple[Sample, dict[str, Array]]]
+    samples: list[tuple[Sample, list[Rows]]]
     bytes: int = 0
     since: float = 0.0
 
@@ -64,11 +69,15 @@ class Batch:
     def rows(self) -> int:
         return sum(sample.rows for sample, _ in self.samples)
 
-    def tensors(self) -> dict[str, Array]:
-        """The shard's tensors, samples one after the other."""
-        names = self.samples[0][1]
-        tensors: dict[str, Array] = {name: np.concatenate([part[name] for _, part in self.samples]) for name in names}
-        tensors["sample_offsets"] = np.cumsum([0, *(sample.rows for sample, _ in self.samples)], dtype=np.int64)
+    @property
+    def parts(self) -> list[Rows]:
+        """The rows of all samples, one after the other."""
+        return [rows for _, parts in self.samples for rows in parts]
+
+    def tensors(self) -> dict[str, list[Array]]:
+        """The shard's tensors, each in the pieces that it lies in."""
+        tensors: dict[str, list[Array]] = {name: [rows.arrays[name] for rows in self.parts] for name in NAMES}
+        tensors["sample_offsets"] = [np.cumsum([0, *(sample.rows for sample, _ in self.samples)], dtype=np.int64)]
         return tensors
 
 
@@ -91,6 +100,10 @@ class Writer:
         self.samples = 0
         self.shards = 0
         self.bytes = 0
+        self.write_errors = 0
+        """Writes that failed, every try counted."""
+        self.rids = store.rids
+        """The requests that are in the dump, or in a shard to be."""
         self.held_back = 0.0
         """Seconds for which the engine was held back."""
         self._row_bytes = row_bytes
@@ -114,6 +127,11 @@ class Writer:
         """Whether more waits than may."""
         return self._waiting > self.limit
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._waiting
+
     def put(self, item: Chunk | Finished) -> None:
         """Hand over a step's rows, or a request all of whose chunks were handed over before."""
         self._wait_for(self._size(item))
@@ -128,6 +146,20 @@ class Writer:
             self._changed.wait_for(lambda: not self.full or bool(self.paused or self.failed), HOLD)
         self.held_back += time.monotonic() - began
 
+    def hold_for(self, attempt: Callable[[], Chunk | None], wait: Callable[[float], object]) -> Chunk | None:
+        """Block until `attempt` succeeds, as long as what waits here can still give memory back, but not for ever.
+
+        `wait` blocks until some memory is back, or for the seconds that it is given.
+        """
+        began = time.monotonic()
+        self._inbox.put(None)  # a shard that is not full yet gives its memory back too
+        chunk = None
+        while chunk is None and not (self.idle or self.paused or self.failed) and time.monotonic() - began < HOLD:
+            wait(LOOK)
+            chunk = attempt()
+        self.held_back += time.monotonic() - began
+        return chunk
+
     def fail(self, reason: str) -> None:
         """End the dump: what is not committed is lost."""
         with self._changed:
@@ -135,8 +167,11 @@ class Writer:
             self._drop = DUMP_FAILED
             self._changed.notify_all()
 
-    def close(self, deadline: float) -> None:
-        """Commit what is left and end the threads. Blocks; on a full disk only until `deadline` (monotonic)."""
+    def close(self, deadline: float) -> bool:
+        """Commit what is left and end the threads. Blocks; on a full disk only until `deadline` (monotonic).
+
+        Returns whether nothing is being written any more; a disk that hangs can keep a write.
+        """
         self._inbox.put(None)
         with self._changed:
             while self._waiting and self._drop is None:
@@ -144,9 +179,10 @@ class Writer:
                     self._drop = DISK_FULL
                     self._changed.notify_all()
                 self._changed.wait(RETRY)
-            self._changed.wait_for(lambda: not self._waiting, HOLD)
+            settled = self._changed.wait_for(lambda: not self._waiting, HOLD)
             self._closed = True
             self._changed.notify_all()
+        return settled
 
     def _size(self, item: Chunk | Finished) -> int:
         return item.bytes if isinstance(item, Chunk) else len(item.tokens) * self._row_bytes
@@ -178,21 +214,23 @@ class Writer:
     def _add(self, item: Finished) -> None:
         reason: str | None = ROWS_MISSING
         try:
-            arrays = assemble(item.pieces)
-            reason = item.check(arrays)
-            if arrays is not None and reason is None:
-                self._collect(item, arrays)
+            parts = assemble(item.pieces)
+            reason = item.check(parts) or (ALREADY if item.rid in self.rids else None)
+            if parts is not None and reason is None:
+                self._collect(item, parts)
         finally:
             if reason is not None:
-                self._lost(len(item.tokens), reason, f"request {item.rid} was not written: {reason}")
+                problem = f"request {item.rid} was not written: {reason}"
+                self._lost(len(item.tokens), reason, problem if reason != ALREADY else None)
                 self._wait_for(-self._size(item))
 
-    def _collect(self, item: Finished, arrays: dict[str, Array]) -> None:
+    def _collect(self, item: Finished, parts: list[Rows]) -> None:
         rows = len(item.tokens)
+        self.rids.add(item.rid)
         sample = Sample(item.rid, item.prompt_tokens, item.output_tokens, rows, item.finish_reason)
         if not self._batch.samples:
             self._batch.since = time.monotonic()
-        self._batch.samples.append((sample, arrays))
+        self._batch.samples.append((sample, parts))
         self._batch.bytes += self._size(item)
         if self._batch.bytes >= self._shard_bytes:
             self._submit()
@@ -226,9 +264,10 @@ class Writer:
             name = self.store.new_name()
         samples = tuple(sample for sample, _ in batch.samples)
         tensors = batch.tensors()
+        moments = [rows.moments for rows in batch.parts]
         while self._drop is None:
             try:
-                commit = self.store.commit(name, tensors, samples)
+                commit = self.store.commit(name, tensors, samples, moments)
             except OSError as error:
                 self._failed_to_write(name, error)
             else:
@@ -238,6 +277,8 @@ class Writer:
 
     def _failed_to_write(self, name: str, error: OSError) -> None:
         problem = f"{name} could not be written: {error.strerror or error}"
+        with self._changed:
+            self.write_errors += 1
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             self._guard.note(problem)
             self._on_failure(problem)
