@@ -302,9 +302,7 @@ def _hash(array: Array) -> str:
     return str(xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
 
 
-def encode_header(
-    tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], meta: ShardMeta, dtype: str
-) -> bytes:
+def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], meta: ShardMeta, dtype: str) -> bytes:
     """The beginning of a shard file, up to the first tensor; `tensors` are (dtype, shape) in order of `TENSORS`.
 
     Raises ValueError when a tensor has another dtype than the format wants.

@@ -1,8 +1,8 @@
 """Rows on their way from the engine's tensors to host memory, without ever waiting in the forward pass.
 
 The engine's outputs are slices of buffers that the next step overwrites. On CUDA they are copied, on the stream that
-made them, into one of a few device slots; a side stream copies the slot to pinned memory and records an event. The
-writer thread waits for that event. On a CPU the rows are cloned.
+made them, into one of a few device slots; a side stream adds the rows' moments, copies the slot to pinned memory in one
+piece and records an event. The writer thread waits for that event. On a CPU the rows are copied to the same memory.
 """
 
 from dataclasses import dataclass, field
@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kimi_capture.arena import PAGE, Arena, Extent
 from kimi_capture.format import ALIGNMENT, Array
 from kimi_capture.rows import Piece
+from kimi_capture.statistics import MOMENTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
-SLOTS: Final = 3
+SLOTS: Final = 2
+"""Device memory for so many steps: one is filled while the other is copied, many times as fast, to the host."""
+SHORT: Final = 16
+"""Pieces of fewer rows are moved to memory of their own: a decode step must not stay until its last request ends."""
+REGION: Final = 256 << 20
+"""Bytes by which host memory grows beyond what was taken at the start."""
 NAMES: Final = ("aux_hidden_states", "last_hidden_state", "token_ids", "positions")
+STATES: Final = NAMES[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,17 @@ class Rows:
     """Rows of one request on the host: arrays by name of `NAMES`, first axis the row; bf16 as uint16."""
 
     arrays: dict[str, Array]
+    moments: Array | None = None
+    """[rows, K+1, 4] float32; None when they have not been computed yet."""
+    extent: Extent | None = None
+    """The memory that the arrays lie in, if it is the arena's."""
+
+    def cut(self, length: int) -> "Rows":
+        """The first rows."""
+        if length == len(self.arrays["positions"]):
+            return self
+        arrays = {name: array[:length] for name, array in self.arrays.items()}
+        return Rows(arrays, None if self.moments is None else self.moments[:length], self.extent)
 
 
 @dataclass(slots=True)
@@ -35,6 +56,7 @@ class Chunk:
     pieces: list[Piece]
     first: int
     """Row of the step at which the tensors begin."""
+    extent: Extent | None = None
     ready: "torch.cuda.Event | None" = None
     bytes: int = field(init=False)
 
@@ -42,77 +64,145 @@ class Chunk:
         self.bytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
     def settle(self) -> None:
-        """Wait for the copy and give every piece its own rows, so that the chunk's memory can be reused at once."""
+        """Wait for the copy and give every piece its rows: long ones stay where they are, short ones move."""
         if self.ready is not None:
             self.ready.synchronize()
         arrays = {name: to_numpy(tensor) for name, tensor in self.tensors.items()}
         for piece in self.pieces:
-            first = piece.offset - self.first
-            last = first + piece.length
-            piece.rows = Rows({name: array[first:last].copy() for name, array in arrays.items()})
+            rows = slice(piece.offset - self.first, piece.offset - self.first + piece.length)
+            moved = piece.length < SHORT
+            cut = {name: array[rows].copy() if moved else array[rows] for name, array in arrays.items()}
+            piece.rows = Rows(cut, cut.pop("moments", None), None if moved else self.extent)
         self.tensors.clear()
-
-
-class Slot:
-    """Device memory for one step's rows; grows to the largest step seen."""
-
-    def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
-        self.free: torch.cuda.Event | None = None
-        """Recorded when the last copy out of the slot is done."""
-
-    def take(self, size: int, like: "torch.Tensor", side: "torch.cuda.Stream") -> "torch.Tensor":
-        """[size] bytes on the device of `like`."""
-        import torch  # noqa: PLC0415
-
-        if self._buffer is None or len(self._buffer) < size:
-            self._buffer = like.new_empty(size, dtype=torch.uint8)
-            # A later growth frees it while the side stream may still read it.
-            self._buffer.record_stream(side)
-        return self._buffer[:size]
+        self.extent = None
 
 
 class Stager:
-    """Copies rows out of the engine's tensors on the current stream. One thread only."""
+    """Copies rows out of the engine's tensors on the current stream. Staging is for one thread."""
 
     def __init__(self) -> None:
-        self._slots = [Slot() for _ in range(SLOTS)]
+        self.arena = Arena()
+        self.device: torch.device | None = None
+        """Where the engine's tensors are; known from the first step on."""
+        self.problem: str | None = None
+        """Why the rows' moments are not computed on the device, if so."""
+        self._slots: list[torch.Tensor | None] = [None] * SLOTS
+        self._copied: list[torch.cuda.Event | None] = [None] * SLOTS
         self._next = 0
         self._side: torch.cuda.Stream | None = None
+        self._moments: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
 
-    def stage(self, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> Chunk:
-        """Start the copy of the rows of `pieces`; `source` has the step's tensors by name of `NAMES`, row first."""
+    def prepare(self, size: int, boundaries: int, hidden: int, dtype: str) -> None:
+        """Take `size` bytes of host memory and compile for rows of that shape, before a dump begins. Any thread."""
+        import torch  # noqa: PLC0415 - the format and the writer work without it
+
+        if self.device is None or self.device.type != "cuda":
+            self.grow(size)
+            return
+        with torch.cuda.device(self.device):
+            self.grow(size)
+            if self._side is None:
+                self._side = torch.cuda.Stream(self.device)
+            with torch.cuda.stream(self._side):
+                self._compile(torch.zeros((2, boundaries + 1, hidden), dtype=getattr(torch, dtype), device=self.device))
+
+    def grow(self, size: int) -> None:
+        """Make the arena at least `size` bytes large."""
+        import torch  # noqa: PLC0415
+
+        pinned = self.device is not None and self.device.type == "cuda"
+        if size > self.arena.size:
+            room = -(-(size - self.arena.size) // PAGE) * PAGE
+            self.arena.add(torch.empty(room, dtype=torch.uint8, pin_memory=pinned))
+
+    def size(self, source: "dict[str, torch.Tensor]") -> int:
+        """Host bytes that the rows of a step take at most."""
+        return layout(self._with_moments(source))[1]
+
+    def stage(self, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> Chunk | None:
+        """Start the copy of the rows of `pieces`; None when the arena has no room for it now.
+
+        `source` has the step's tensors by name of `NAMES`, row first. Raises ValueError when they are too short.
+        """
         first = min(piece.offset for piece in pieces)
         last = max(piece.offset + piece.length for piece in pieces)
         if short := [name for name, tensor in source.items() if len(tensor) < last]:
             raise ValueError(f"{', '.join(short)} have fewer than the {last} rows of the step")
         cut = {name: tensor[first:last] for name, tensor in source.items()}
-        if not cut["last_hidden_state"].is_cuda:
-            return Chunk({name: tensor.clone() for name, tensor in cut.items()}, pieces, first)
-        return self._stage_cuda(cut, pieces, first)
+        like = self._with_moments(cut)
+        starts, size = layout(like)
+        extent = self.arena.take(size)
+        if extent is None:
+            return None
+        host = {name: part(extent.memory, starts[name], tensor) for name, tensor in like.items()}
+        if self._side is not None:
+            return Chunk(host, pieces, first, extent, self._copy(cut, like, extent.memory))
+        for name, tensor in cut.items():
+            host[name].copy_(tensor)
+        return Chunk(host, pieces, first, extent)
 
-    def _stage_cuda(self, source: "dict[str, torch.Tensor]", pieces: list[Piece], first: int) -> Chunk:
-        import torch  # noqa: PLC0415 - the format and the writer work without it
+    def _with_moments(self, source: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        """The tensors of a chunk; that of the moments only by its shape and type."""
+        import torch  # noqa: PLC0415
 
-        device = source["last_hidden_state"].device
-        if self._side is None:
-            self._side = torch.cuda.Stream(device)
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % SLOTS
-        current = torch.cuda.current_stream(device)
-        if slot.free is not None:
-            current.wait_event(slot.free)
-        starts, size = layout(source)
-        held = slot.take(size, source["last_hidden_state"], self._side)
+        if self._moments is None:
+            return source
+        rows, boundaries, _ = source["aux_hidden_states"].shape
+        return {**source, "moments": torch.empty((rows, boundaries + 1, MOMENTS), dtype=torch.float32, device="meta")}
+
+    def _copy(
+        self, source: "dict[str, torch.Tensor]", like: "dict[str, torch.Tensor]", host: "torch.Tensor"
+    ) -> "torch.cuda.Event":
+        """Engine → slot on the current stream, moments and slot → host on the side stream."""
+        import torch  # noqa: PLC0415
+
+        assert self._side is not None
+        number, self._next = self._next, (self._next + 1) % SLOTS
+        current = torch.cuda.current_stream(self.device)
+        copied = self._copied[number]
+        if copied is not None:
+            current.wait_event(copied)
+        starts, size = layout(like)
+        slot = self._slot(number, size)
+        held = {name: part(slot, starts[name], tensor) for name, tensor in like.items()}
         for name, tensor in source.items():
-            part(held, starts[name], tensor).copy_(tensor, non_blocking=True)
+            held[name].copy_(tensor, non_blocking=True)
         self._side.wait_event(current.record_event())
         with torch.cuda.stream(self._side):
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(held, non_blocking=True)
+            if self._moments is not None:
+                self._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
+            host.copy_(slot[:size], non_blocking=True)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._side)
-        slot.free = ready
-        return Chunk({name: part(host, starts[name], like) for name, like in source.items()}, pieces, first, ready)
+        self._copied[number] = ready
+        return ready
+
+    def _slot(self, number: int, size: int) -> "torch.Tensor":
+        """Device memory, [at least size] bytes; grows to the largest step seen."""
+        import torch  # noqa: PLC0415
+
+        slot = self._slots[number]
+        if slot is None or len(slot) < size:
+            slot = torch.empty(size, dtype=torch.uint8, device=self.device)
+            slot.record_stream(self._side)  # a later growth frees it while the side stream may still read it
+            self._slots[number] = slot
+        return slot
+
+    def _compile(self, states: "torch.Tensor") -> None:
+        """Run the moments' kernel once on states [rows, K+1, H]; without it they are computed on the host."""
+        if self._moments is not None or self.problem is not None:
+            return
+        import torch  # noqa: PLC0415
+
+        try:
+            from kimi_capture.device import write_moments  # noqa: PLC0415 - needs Triton
+
+            aux, last = states[:, :-1].contiguous(), states[:, -1].contiguous()
+            write_moments(aux, last, torch.empty((*states.shape[:2], MOMENTS), device=states.device))
+        except Exception as error:  # a compiler's errors have no common base; the caller shows this one
+            self.problem = f"statistics are computed on the host: {type(error).__name__}: {error}"
+        else:
+            self._moments = write_moments
 
 
 def layout(tensors: "dict[str, torch.Tensor]") -> tuple[dict[str, int], int]:
@@ -139,11 +229,29 @@ def to_numpy(tensor: "torch.Tensor") -> Array:
     return np.asarray(tensor.numpy())
 
 
-def assemble(pieces: list[Piece]) -> dict[str, Array] | None:
-    """The rows of a finished request in order of position, or None when some never reached the host."""
-    parts: list[dict[str, Any]] = []
+def assemble(pieces: list[Piece]) -> list[Rows] | None:
+    """The rows of a finished request in order of position, or None when some never reached the host.
+
+    Neighbours that lie in memory of their own are joined.
+    """
+    parts: list[Rows] = []
+    loose: list[Rows] = []
     for piece in pieces:
         if not isinstance(piece.rows, Rows):
             return None
-        parts.append({name: array[: piece.length] for name, array in piece.rows.arrays.items()})
-    return {name: np.concatenate([part[name] for part in parts]) for name in NAMES} if parts else None
+        rows = piece.rows.cut(piece.length)
+        if rows.extent is None:
+            loose.append(rows)
+        else:
+            parts += [*join(loose), rows]
+            loose = []
+    return [*parts, *join(loose)] or None
+
+
+def join(rows: list[Rows]) -> list[Rows]:
+    """The same rows in one piece of memory; none when there are none."""
+    if len(rows) < 2:
+        return rows
+    arrays = {name: np.concatenate([part.arrays[name] for part in rows]) for name in NAMES}
+    moments: list[Any] = [part.moments for part in rows]
+    return [Rows(arrays, None if any(part is None for part in moments) else np.concatenate(moments))]

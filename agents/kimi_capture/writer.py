@@ -50,7 +50,9 @@ class Finished:
         """Why the assembled rows are not those of this request, if so."""
         if parts is None:
             return ROWS_MISSING
-        positions, tokens = (np.concatenate([part.arrays[name] for part in parts]) for name in ("positions", "token_ids"))
+        positions, tokens = (
+            np.concatenate([part.arrays[name] for part in parts]) for name in ("positions", "token_ids")
+        )
         if len(positions) != len(self.tokens):
             return ROWS_MISSING
         contiguous = np.array_equal(positions, np.arange(len(self.tokens)))
