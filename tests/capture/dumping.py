@@ -20,6 +20,8 @@ HIDDEN = 64
 BOUNDARIES = (2, 3, 4)
 ROW_BYTES = 4 * HIDDEN * 2 + 16
 SHARD = 40_000
+FINITE = (0x3C00, 0x4100)
+"""Bits of bfloat16 values from 0.0078 to 8."""
 
 
 def manifest(dump: str = "d", run: str = "run") -> Manifest:
@@ -36,8 +38,8 @@ def finished(rid: str, rows: int, seed: int = 0) -> Finished:
     pieces = []
     for start, length in ((0, rows // 2), (rows // 2, rows - rows // 2)):
         arrays: dict[str, Array] = {
-            "aux_hidden_states": source.integers(0, 1 << 16, (length, 3, HIDDEN), dtype=np.uint16),
-            "last_hidden_state": source.integers(0, 1 << 16, (length, HIDDEN), dtype=np.uint16),
+            "aux_hidden_states": source.integers(*FINITE, (length, 3, HIDDEN), dtype=np.uint16),
+            "last_hidden_state": source.integers(*FINITE, (length, HIDDEN), dtype=np.uint16),
             "token_ids": tokens[start : start + length],
             "positions": np.arange(start, start + length),
         }

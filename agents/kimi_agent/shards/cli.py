@@ -1,4 +1,4 @@
-"""`kimi-agent shards ls|show|verify|stats DIR`: dumps on this host from a terminal or a script."""
+"""`kimi-agent shards ls|show|verify|repair|stats DIR`: dumps on this host from a terminal or a script."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ import orjson
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards import tables
 from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
+from kimi_agent.shards.repair import repair
 from kimi_agent.shards.show import SAMPLES, TOKENS, list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import dump_statistics
 from kimi_agent.shards.verify import Progress, verify
@@ -22,7 +23,7 @@ TERMINAL_TOKENS: Final = 200
 
 def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `shards` and its commands to the agent's command line."""
-    shards = subparsers.add_parser("shards", help="list, show and verify captured shards")
+    shards = subparsers.add_parser("shards", help="list, show, verify and repair captured shards")
     commands = shards.add_subparsers(dest="shards_command", required=True, metavar="COMMAND")
     listed = _command(commands, "ls", "list the dumps below a directory, or the shards of one dump")
     listed.add_argument("directory", type=Path, metavar="DIR")
@@ -40,6 +41,8 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     )
     verified = _command(commands, "verify", "check every committed shard; exit 5 when anything is wrong")
     verified.add_argument("directory", type=Path, metavar="DIR")
+    repaired = _command(commands, "repair", "set right what a crash left; exit 5 when a dump does not verify after it")
+    repaired.add_argument("directory", type=Path, metavar="DIR")
     counted = _command(commands, "stats", "statistics of each dump, from the shards' metadata")
     counted.add_argument("directory", type=Path, metavar="DIR")
 
@@ -51,7 +54,7 @@ def run_shards(args: argparse.Namespace) -> int:
         UsageError: the path is not what the command needs.
         KimiError: the shard to show is damaged.
     """
-    commands = {"ls": _ls, "show": _show, "verify": _verify, "stats": _stats}
+    commands = {"ls": _ls, "show": _show, "verify": _verify, "repair": _repair, "stats": _stats}
     return commands[args.shards_command](args)
 
 
@@ -107,6 +110,15 @@ def _verify(args: argparse.Namespace) -> int:
     verified = [result.as_json() for result in results]
     lines = [line for dump in verified for line in tables.verify_lines(dump)]
     _print(args, {"ok": ok, "dumps": verified}, lines)
+    return int(Exit.OK if ok else Exit.FAILED)
+
+
+def _repair(args: argparse.Namespace) -> int:
+    results = [repair(dump, _progress(sys.stderr)) for dump in _dumps(args.directory)]
+    ok = all(result.ok for result in results)
+    repaired = [result.as_json() for result in results]
+    lines = [line for dump in repaired for line in tables.repair_lines(dump)]
+    _print(args, {"ok": ok, "dumps": repaired}, lines)
     return int(Exit.OK if ok else Exit.FAILED)
 
 

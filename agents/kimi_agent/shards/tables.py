@@ -8,6 +8,8 @@ from typing import Any
 
 from kimi_agent.text import clean
 
+LOST_NAMED = 10
+"""Requests of a lost shard that are named on a terminal; `--json` names all."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -90,6 +92,23 @@ def verify_lines(dump: Mapping[str, Any]) -> list[str]:
     return [*lines, f"  {verdict}: {counts}, {size(dump['bytes'])} checked{rate}"]
 
 
+def repair_lines(dump: Mapping[str, Any]) -> list[str]:
+    """One repaired dump: what was found, what was done, what is lost, what is left to a person."""
+    lines = [f"{dump['dump']}  {clean(dump['directory'])}"]
+    if dump["held"]:
+        return [*lines, f"  NOT TOUCHED: {dump['held']}. Stop the dump or its server, then repair"]
+    lines += [f"  –     {who} was killed while it wrote" for who in dump["killed"]]
+    lines += [f"  –     {clean(name)}: was not finished, removed" for name in dump["removed"]]
+    lines += [f"  –     {clean(name)}: whole, committed now" for name in dump["committed"]]
+    lines += [f"  –     {clean(name)}: moved into quarantine" for name in dump["quarantined"]]
+    if dump["lines"]:
+        lines.append(f"  –     commits.jsonl: {_count(dump['lines'])} lines taken out")
+    lines += [_lost(entry) for entry in dump["lost"]]
+    lines += [f"  BAD   {problem['file']}: {problem['text']}. {problem['advice']}" for problem in dump["left"]]
+    verdict = "ok" if dump["ok"] else "NOT OK"
+    return [*lines, f"  {verdict}: {_count(dump['shards'])} shards, {_count(dump['rows'])} rows are committed"]
+
+
 def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
     """One dump's statistics."""
     tokens = f"{_count(dump['prompt_tokens'])} prompt + {_count(dump['output_tokens'])} output tokens"
@@ -102,6 +121,13 @@ def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
         *_statistics(dump["statistics"]),
         *(f"! {problem}" for problem in dump["problems"]),
     ]
+
+
+def _lost(entry: Mapping[str, Any]) -> str:
+    named = ", ".join(entry["rids"][:LOST_NAMED]) or "not known which"
+    more = f" and {len(entry['rids']) - LOST_NAMED} more" if len(entry["rids"]) > LOST_NAMED else ""
+    counts = f"{_count(entry['rows'])} rows of {_count(entry['samples'])} requests"
+    return f"  LOST  {clean(entry['shard'])}: {entry['problem']}; {counts}: {named}{more}"
 
 
 def _statistics(statistics: Mapping[str, Mapping[str, float]]) -> list[str]:
