@@ -26,6 +26,8 @@ SHORT: Final = 16
 """Pieces of fewer rows are moved to memory of their own: a decode step must not stay until its last request ends."""
 REGION: Final = 256 << 20
 """Bytes by which host memory grows beyond what was taken at the start."""
+SMALL: Final = 64 << 20
+"""Regions this small are not worth splitting."""
 NAMES: Final = ("aux_hidden_states", "last_hidden_state", "token_ids", "positions")
 STATES: Final = NAMES[:2]
 
@@ -86,6 +88,7 @@ class Stager:
         """Where the engine's tensors are; known from the first step on."""
         self.problem: str | None = None
         """Why the rows' moments are not computed on the device, if so."""
+        self._wanted: tuple[int, int, int, str] | None = None
         self._slots: list[torch.Tensor | None] = [None] * SLOTS
         self._copied: list[torch.cuda.Event | None] = [None] * SLOTS
         self._next = 0
@@ -93,9 +96,18 @@ class Stager:
         self._moments: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
 
     def prepare(self, size: int, boundaries: int, hidden: int, dtype: str) -> None:
-        """Take `size` bytes of host memory and compile for rows of that shape, before a dump begins. Any thread."""
+        """Take `size` bytes of host memory and compile for rows of that shape, before a dump begins. Any thread.
+
+        Where no step has been seen yet, this is done at the first one: nobody knows the device before.
+        """
+        self._wanted = (size, boundaries, hidden, dtype)
+        if self.device is not None:
+            self._prepare(*self._wanted)
+
+    def _prepare(self, size: int, boundaries: int, hidden: int, dtype: str) -> None:
         import torch  # noqa: PLC0415 - the format and the writer work without it
 
+        self._wanted = None
         if self.device is None or self.device.type != "cuda":
             self.grow(size)
             return
@@ -111,9 +123,11 @@ class Stager:
         import torch  # noqa: PLC0415
 
         pinned = self.device is not None and self.device.type == "cuda"
-        if size > self.arena.size:
+        while size > self.arena.size:
             room = -(-(size - self.arena.size) // PAGE) * PAGE
-            self.arena.add(torch.empty(room, dtype=torch.uint8, pin_memory=pinned))
+            # Pinned memory comes in powers of two, whatever is asked for.
+            region = room if room < 2 * SMALL else 1 << room.bit_length() - 1
+            self.arena.add(torch.empty(region, dtype=torch.uint8, pin_memory=pinned))
 
     def size(self, source: "dict[str, torch.Tensor]") -> int:
         """Host bytes that the rows of a step take at most."""
@@ -128,6 +142,9 @@ class Stager:
         last = max(piece.offset + piece.length for piece in pieces)
         if short := [name for name, tensor in source.items() if len(tensor) < last]:
             raise ValueError(f"{', '.join(short)} have fewer than the {last} rows of the step")
+        if self._wanted is not None:
+            self.device = source["last_hidden_state"].device
+            self._prepare(*self._wanted)
         cut = {name: tensor[first:last] for name, tensor in source.items()}
         like = self._with_moments(cut)
         starts, size = layout(like)

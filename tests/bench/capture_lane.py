@@ -1,0 +1,259 @@
+"""The real SGLang for the capture benchmark: on a GPU host or on a CPU, with and without the plugin."""
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kimi_agent.bundle import ensure_bundle
+
+REPOSITORY = Path(__file__).parents[2]
+GPU_SHELL = '. .gpu/env.sh && exec python3 -m sglang.launch_server "${GPU_FLAGS[@]}" "$@"'
+AUX = ["--disable-radix-cache", "--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where the engine runs, and how large the work is."""
+
+    name: str
+    model: str
+    layers: tuple[int, ...]
+    flags: tuple[str, ...]
+    prompts: int
+    rows: int
+    """Prompt tokens of a request."""
+    together: bool
+    """Whether the servers fit beside each other, so that rounds can alternate between them."""
+    vocabulary: int = 160_000
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, port: int, flags: tuple[str, ...]) -> list[str]:
+        common = [
+            "--host", "127.0.0.1", "--port", str(port), *AUX, "--return-aux-hidden-state-layer-ids",
+            *map(str, self.layers), *self.flags, *flags,
+        ]  # fmt: skip
+        if self.name == "gpu":
+            return ["bash", "-c", GPU_SHELL, "bash", "--model-path", f".gpu/models/{self.model}", *common]
+        engine = REPOSITORY / ".engine"
+        model = str(engine / "models" / self.model)
+        return [str(engine / "bin/python"), "-m", "sglang.launch_server", "--model-path", model, *common]
+
+
+def gpu_lane(model: str) -> Lane:
+    """One GPU with the packed SGLang in `.gpu`, random weights of Kimi-K2.5's width."""
+    small = model == "kimi-8l"
+    flags = (
+        "--load-format", "dummy", "--skip-tokenizer-init", "--cuda-graph-max-bs-decode", "4",
+        "--context-length", "8192", "--max-total-tokens", "140000", "--mem-fraction-static", "0.5" if small else "0.8",
+    )  # fmt: skip
+    return Lane("gpu", model, (2, 4, 5) if small else (3, 31, 59), flags, 24 if small else 16, 2048, together=small)
+
+
+def cpu_lane() -> Lane:
+    """The CPU engine in `.engine`, a tiny Kimi model."""
+    flags = (
+        "--device", "cpu", "--attention-backend", "torch_native", "--max-total-tokens", "4096", "--context-length",
+        "2048", "--dtype", "bfloat16", "--trust-remote-code",
+    )  # fmt: skip
+    environment = {
+        "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "SGLANG_NCCL_SO_PATH": "/nonexistent", "SGLANG_CPU_OMP_THREADS_BIND": "0",
+        "PYTHONPATH": str(REPOSITORY / ".engine/shims"),
+    }  # fmt: skip
+    return Lane("cpu", "tiny-kimi25", (2, 3, 4), flags, 4, 64, True, 500, environment)
+
+
+@dataclass
+class Server:
+    """A running server, and the plugin's socket if it has one."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    sockets: Path | None
+
+    def post(self, path: str, body: bytes, timeout: float = 300.0) -> bytes:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            text: bytes = answer.read()
+        return text
+
+    def ask(self, timeout: float = 300.0, **request: Any) -> dict[str, Any]:
+        """One request to the plugin."""
+        assert self.sockets is not None
+        (path,) = self.sockets.glob("cap-*.sock")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect(str(path))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(connection.makefile("rb").readline())
+        if not answer["ok"]:
+            raise RuntimeError(f"{request} was refused: {answer}")
+        return answer
+
+    def stop(self) -> None:
+        """End its whole process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+class Fleet:
+    """The servers of one run; leaving it ends them."""
+
+    def __init__(self, lane: Lane, root: Path) -> None:
+        self.lane = lane
+        self.root = root
+        self._stack = contextlib.ExitStack()
+        self._plugins = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kimi-bench-")))
+        self.control = self._plugins / "control.json"
+        self.order("")
+        make_plugin(self._plugins)
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def order(self, mode: str, directory: Path | None = None) -> None:
+        """Tell the contenders' plugin what to do."""
+        part = self.control.with_suffix(".part")
+        part.write_text(json.dumps({"mode": mode, "directory": str(directory), "rows": self.lane.rows}))
+        part.rename(self.control)
+
+    def start(
+        self, label: str, *flags: str, plugin: bool = False, contenders: bool = False, **environment: str
+    ) -> Server:
+        """Start a server; does not wait until it is ready."""
+        paths = [str(self._plugins)] if contenders else []
+        extra = dict(self.lane.environment)
+        sockets = None
+        if plugin:
+            paths.append(str(ensure_bundle()))
+            sockets = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kimi-")))
+            extra |= {"KIMI_CAPTURE_SOCKETS": str(sockets), "KIMI_CAPTURE_RUN": label, "KIMI_CAPTURE_ROOT": "/"}
+        if contenders:
+            extra["BENCH_CONTENDERS"] = str(self.control)
+        paths += [extra.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        extra["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        port, log = free_port(), self.root / f"{label}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self.lane.command(port, flags), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=REPOSITORY,
+                start_new_session=True, env=os.environ | extra | environment,
+            )  # fmt: skip
+        server = Server(process, port, log, sockets)
+        self._stack.callback(server.stop)
+        return server
+
+    def ready(self, server: Server, limit: float) -> float:
+        """Wait until the server serves; the seconds that took. Raises RuntimeError when it does not."""
+        began = time.monotonic()
+        while b"fired up" not in server.log.read_bytes():
+            if server.process.poll() is not None or time.monotonic() - began > limit:
+                raise RuntimeError(f"{server.log.stem} did not start:\n" + server.log.read_text()[-3000:])
+            threading.Event().wait(0.25)
+        return time.monotonic() - began
+
+
+def make_plugin(directory: Path) -> None:
+    """The contenders' plugin as SGLang finds one: a module and the metadata of a distribution."""
+    shutil.copy(Path(__file__).with_name("capture_contenders.py"), directory)
+    info = directory / "capture_contenders-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: capture-contenders\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ncontenders = capture_contenders:register\n")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prefill_body(lane: Lane, tag: str, prompts: int) -> bytes:
+    """A batch of prompts without output beyond the first token."""
+    source = np.random.default_rng(zlib.crc32(tag.encode()))
+    return json.dumps(
+        {
+            "rid": [f"{tag}-{number:04}" for number in range(prompts)],
+            "input_ids": source.integers(3, lane.vocabulary, (prompts, lane.rows)).tolist(),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True},
+        }
+    ).encode()
+
+
+def prefill(server: Server, body: bytes) -> float:
+    """Seconds for a batch."""
+    began = time.perf_counter()
+    server.post("/generate", body)
+    return time.perf_counter() - began
+
+
+def decode(server: Server, tag: str, tokens: int, streams: int = 4) -> float:
+    """Output tokens a second of a few streams with short prompts."""
+    body = json.dumps(
+        {
+            "rid": [f"{tag}-{number}" for number in range(streams)],
+            "input_ids": [[7 + number] * 16 for number in range(streams)],
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+        }
+    ).encode()
+    return streams * tokens / prefill(server, body)
+
+
+@contextlib.contextmanager
+def dumping(server: Server, directory: Path) -> Iterator[dict[str, Any]]:
+    """A dump around what is inside; afterwards the dict has the plugin's status and the seconds of the stop."""
+    result: dict[str, Any] = {}
+    server.ask(op="start", dump=directory.name, directory=str(directory))
+    yield result
+    began = time.perf_counter()
+    result |= server.ask(op="stop", drain=60)["status"]
+    result["stop_s"] = time.perf_counter() - began
+
+
+def raw_disk(directory: Path, size: int, threads: int = 6) -> float:
+    """Bytes a second that the disk takes: 8 MiB O_DIRECT writes of random bytes by several threads, fsynced."""
+    directory.mkdir()
+    window = mmap.mmap(-1, 8 << 20)
+    window.write(np.random.default_rng(0).bytes(len(window)))
+    count = size // threads // len(window) + 1
+
+    def write(number: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT
+        try:
+            fd = os.open(directory / str(number), flags | os.O_DIRECT)
+        except OSError:
+            fd = os.open(directory / str(number), flags)
+        for index in range(count):
+            os.pwrite(fd, window, index * len(window))
+        os.fsync(fd)
+        os.close(fd)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write, range(threads)))
+    rate = threads * count * len(window) / (time.perf_counter() - began)
+    shutil.rmtree(directory)
+    return rate

@@ -1,0 +1,453 @@
+"""What capture costs a live SGLang, and what it delivers, beside the other ways to get hidden states out of it.
+
+    python tests/bench/capture_throughput.py [--lane cpu|gpu] [--model kimi-8l|kimi-61l] [--limit SECONDS] [--out DIR]
+
+Starts the real SGLang by itself: without the plugin, with it, and with decode graphs off (and the contenders' plugin).
+Rounds of the variants alternate, each in another order; ratios are of the same round, and medians are shown. Where the
+servers do not fit beside each other, the one without the plugin runs before and after the others. A part that fails is
+named in the table and the rest goes on.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "agents"), str(Path(__file__).parents[1])]
+
+from bench.capture_lane import (  # noqa: E402 - the path is set above
+    Fleet,
+    Lane,
+    Server,
+    cpu_lane,
+    decode,
+    dumping,
+    gpu_lane,
+    prefill,
+    prefill_body,
+    raw_disk,
+)
+from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
+from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
+
+START_LIMIT = 420.0
+DUMPER_FILTER = r"search('(layers\\.({0})|model\\.norm)\\.output', name or '') is not None"
+
+
+class Bench:
+    """One run: its servers, what was measured, and the time that is left."""
+
+    def __init__(self, fleet: Fleet, disk: Path, memory: Path, limit: float) -> None:
+        self.fleet = fleet
+        self.lane: Lane = fleet.lane
+        self.disk = disk
+        self.memory = memory
+        self.numbers: dict[str, list[float]] = defaultdict(list)
+        self.notes: list[str] = []
+        self._began = time.monotonic()
+        self._limit = limit
+        self._count = 0
+
+    @property
+    def left(self) -> float:
+        return self._limit - (time.monotonic() - self._began)
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began:6.1f}s] {text}", flush=True)
+
+    def part(self, name: str, needs: float, run: Callable[[], None]) -> None:
+        """Run a part of the benchmark if there is time for it; a failure is noted and the rest goes on."""
+        if self.left < needs:
+            self.notes.append(f"{name}: left out, no time")
+            return
+        self.say(f"{name} …")
+        try:
+            run()
+        except Exception as error:  # whatever one part runs into, the others' numbers count
+            self.say(traceback.format_exc())
+            self.notes.append(f"{name}: failed: {type(error).__name__}: {error}"[:400])
+
+    def name(self, kind: str) -> str:
+        """A name for a dump or a batch that was not used before."""
+        self._count += 1
+        return f"{kind}-{self._count:04}"
+
+    # Prefill
+
+    def prefill_once(self, kind: str, server: Server, prompts: int, place: Path | None = None) -> float:
+        """Tokens a second of one batch, written to `place` if given; books the durable rate and the plugin's view."""
+        name = self.name(kind)
+        body, tokens = prefill_body(self.lane, name, prompts), prompts * self.lane.rows
+        if place is None:
+            return tokens / prefill(server, body)
+        with dumping(server, place / name) as result:
+            seconds = prefill(server, body)
+        dump = result["dump"]
+        self.check(
+            f"{kind} dump", dump["committed"] == tokens and not dump["missing"] and not dump["errors"], str(dump)
+        )
+        self.numbers[f"{kind} durable"].append(tokens / (seconds + result["stop_s"]))
+        self.numbers[f"{kind} held back"].append(dump["held_back_s"] / seconds)
+        self.numbers[f"{kind} hook_us"].append(result["hook_us"])
+        shutil.rmtree(place / name)
+        return tokens / seconds
+
+    def prefill_rounds(self, variants: dict[str, tuple[Server, Path | None]], rounds: int) -> None:
+        """Alternating rounds of one batch each."""
+        for kind, (server, place) in variants.items():
+            for _ in range(2):
+                self.prefill_once(f"warm-{kind}", server, self.lane.prompts, place)
+        for number in range(rounds):
+            order = list(variants.items())
+            order = order[number % len(order) :] + order[: number % len(order)]
+            for kind, (server, place) in order:
+                self.numbers[kind].append(self.prefill_once(kind, server, self.lane.prompts, place))
+            self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
+
+    def decode_rounds(self, variants: dict[str, tuple[Server, Path | None]], rounds: int, tokens: int) -> None:
+        """Alternating rounds of four streams with decode graphs (or without, on the server that has them off)."""
+        for number in range(rounds + 1):
+            order = list(variants.items())
+            order = order[number % len(order) :] + order[: number % len(order)]
+            for kind, (server, place) in order:
+                name = self.name(kind)
+                if place is None:
+                    rate = decode(server, name, tokens)
+                else:
+                    with dumping(server, place / name):
+                        rate = decode(server, name, tokens)
+                    shutil.rmtree(place / name)
+                if number:
+                    self.numbers[f"decode {kind}"].append(rate)
+
+    # The disk
+
+    def sustained(self, server: Server, prompts: int, rounds: int) -> None:
+        """More than the staging memory holds, so that the disk sets the pace; raw writes of as much in between."""
+        token_bytes = server.ask(op="status")["status"]["hidden_size"] * 2 * (len(self.lane.layers) + 1)
+        for _ in range(rounds):
+            self.numbers["raw disk"].append(
+                raw_disk(self.disk / self.name("raw"), prompts * self.lane.rows * token_bytes) / token_bytes
+            )
+            self.prefill_once("sustained", server, prompts, self.disk)
+            self.say(
+                f"raw {self.numbers['raw disk'][-1]:,.0f} tok/s, durable {self.numbers['sustained durable'][-1]:,.0f}"
+            )
+
+    # What others do
+
+    def http(self, server: Server, rows: int, rounds: int) -> None:
+        """SGLang's own way out: hidden states in the JSON of the answer, the values parsed by the client."""
+        for _ in range(rounds):
+            body = json.loads(prefill_body(self.lane, self.name("http"), 1))
+            body["input_ids"] = [body["input_ids"][0][:rows]]
+            body["return_hidden_states"] = True
+            began = time.perf_counter()
+            answer = server.post("/generate", json.dumps(body).encode())
+            states = json.loads(answer)[0]["meta_info"]["hidden_states"]
+            seconds = time.perf_counter() - began
+            self.check("http rows", len(np.asarray(states[0])) == rows, f"{len(states[0])} rows of {rows}")
+            self.numbers["http"].append(rows / seconds)
+            self.numbers["http bytes a token"].append(len(answer) / rows)
+
+    def contender(self, server: Server, mode: str, rounds: int) -> None:
+        """One file a sample, by a thread pool inside the engine; durable means after a sync of its directory."""
+        for number in range(rounds + 1):
+            directory = self.disk / self.name(mode)
+            directory.mkdir()
+            body, tokens = (
+                prefill_body(self.lane, directory.name, self.lane.prompts),
+                self.lane.prompts * self.lane.rows,
+            )
+            self.fleet.order(mode, directory)
+            began = time.perf_counter()
+            seconds = prefill(server, body)
+            while (directory / "done").stat().st_size < self.lane.prompts:
+                if time.perf_counter() - began > 120:
+                    raise RuntimeError(f"{(directory / 'done').stat().st_size} of {self.lane.prompts} samples in 120 s")
+                time.sleep(0.01)
+            written = time.perf_counter() - began
+            subprocess.run(["sync", "-f", str(directory)], check=True)
+            durable = time.perf_counter() - began
+            self.fleet.order("")
+            shutil.rmtree(directory)
+            if number:
+                self.numbers[f"{mode} prefill"].append(tokens / seconds)
+                self.numbers[f"{mode} written"].append(tokens / written)
+                self.numbers[f"{mode} durable"].append(tokens / durable)
+
+    def dumper(self, server: Server, place: Path, prompts: int, rounds: int) -> None:
+        """SGLang's debug dumper, told to keep only what makes up the same boundaries."""
+        expression = DUMPER_FILTER.format("|".join(str(layer - 1) for layer in self.boundaries))
+        for _ in range(rounds + 1):
+            server.post("/dumper/configure", json.dumps({"enable": True, "filter": expression}).encode())
+            seconds = prefill(server, prefill_body(self.lane, self.name("dumper"), prompts))
+            server.post("/dumper/configure", json.dumps({"enable": False}).encode())
+            size = sum(path.stat().st_size for path in place.rglob("*.pt"))
+            self.check("dumper files", size > 0, "nothing was written")
+            self.numbers["dumper"].append(prompts * self.lane.rows / seconds)
+            self.numbers["dumper bytes a token"].append(size / prompts / self.lane.rows)
+            shutil.rmtree(place)
+            place.mkdir()
+        self.numbers["dumper"].pop(0)
+
+    boundaries: tuple[int, ...] = ()
+
+    # Values
+
+    def values(self, graphs: Server, eager: Server) -> None:
+        """The same requests under decode graphs and without: their rows must be equal, bit by bit."""
+        dumps = [self.three_requests(server, label) for server, label in ((graphs, "graph"), (eager, "eager"))]
+        rows = sum(len(tokens) for _, _, tokens in dumps[0].values())
+        self.check("requests", dumps[0].keys() == dumps[1].keys() and len(dumps[0]) == 3, str(dumps[0].keys()))
+        equal = sum(
+            int((one == other).reshape(len(one), -1).all(axis=1).sum())
+            for rid in dumps[0]
+            for one, other in [(dumps[0][rid][0], dumps[1][rid][0])]
+        )
+        text = graphs.log.read_text(errors="replace")
+        replays = text.count("cuda graph: True")
+        self.numbers["rows compared"], self.numbers["rows equal"] = [rows], [equal]
+        self.notes.append(
+            f"values: {equal} of {rows} rows equal bit by bit; log lines with `cuda graph: True`: {replays}"
+        )
+
+    def three_requests(self, server: Server, label: str) -> dict[str, tuple[Any, Any, Any]]:
+        source = np.random.default_rng(5)
+        directory = self.disk / self.name(label)
+        with dumping(server, directory):
+            for number, length in enumerate((40, 7, 123)):
+                sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+                prompt = source.integers(3, self.lane.vocabulary, length).tolist()
+                body = {"rid": f"value-{number}", "input_ids": prompt, "sampling_params": sampling}
+                server.post("/generate", json.dumps(body).encode())
+        found = self.read(directory)
+        shutil.rmtree(directory)
+        return found
+
+    def read(self, directory: Path) -> dict[str, tuple[Any, Any, Any]]:
+        """(states [rows, K+1, H], statistics, tokens) by request; checks hashes, tokens and the device's statistics."""
+        found: dict[str, tuple[Any, Any, Any]] = {}
+        for commit in read_commits(directory)[0]:
+            shard = read_shard(directory / commit.shard)
+            self.check("hashes", not shard.corrupt() and file_xxh3(shard.path) == commit.xxh3, commit.shard)
+            aux, last = shard.aux_hidden_states, shard.last_hidden_state
+            again = shard_statistics(
+                shard_moments(aux, last), list(shard.meta.statistics),
+                partial(row_of, aux, last),
+            )  # fmt: skip
+            for name, stored in shard.meta.statistics.items():
+                host = again[name]
+                same = (stored.non_finite, stored.zero_rows, stored.duplicate_rows, stored.max_abs) == (
+                    host.non_finite, host.zero_rows, host.duplicate_rows, host.max_abs
+                )  # fmt: skip
+                near = abs(stored.rms - host.rms) <= 1e-4 * host.rms
+                near &= stored.cosine_before is None or abs(stored.cosine_before - (host.cosine_before or 0)) < 1e-4
+                self.check("statistics of the device equal the host's", same and near, f"{name}: {stored} {host}")
+            states = np.concatenate([aux, last[:, None]], axis=1)
+            for sample, first, end in zip(
+                shard.meta.samples, shard.sample_offsets, shard.sample_offsets[1:], strict=False
+            ):
+                rows = slice(int(first), int(end))
+                found[sample.rid] = (states[rows].copy(), None, shard.token_ids[rows].copy())
+        return found
+
+    def check(self, what: str, good: bool, detail: str) -> None:
+        """Count a check; a failed one is noted."""
+        self.numbers[f"check {what}"].append(float(good))
+        if not good:
+            self.notes.append(f"check {what} failed: {detail}"[:600])
+
+
+def row_of(aux: Any, last: Any, number: int, column: int) -> Any:
+    """One row of one boundary."""
+    return aux[number, column] if column < aux.shape[1] else last[number]
+
+
+def together(bench: Bench, quick: bool) -> None:
+    """All servers beside each other."""
+    fleet, dumps = bench.fleet, bench.disk / "dumper"
+    dumps.mkdir()
+    base = fleet.start("base")
+    bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
+    ours = fleet.start("plugin", plugin=True)
+    eager_flags = ["--disable-cuda-graph"]
+    if quick:
+        fleet.ready(ours, START_LIMIT)
+    eager = fleet.start("eager", *eager_flags, plugin=True, contenders=True)
+    if quick:
+        fleet.ready(eager, START_LIMIT)
+    dumper = fleet.start(
+        "dumper", *eager_flags, DUMPER_SERVER_PORT="reuse", DUMPER_NON_INTRUSIVE_MODE="all", DUMPER_DIR=str(dumps)
+    )
+    bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s more")
+    status = ours.ask(op="status")["status"]
+    bench.boundaries = tuple(status["boundaries"])
+    bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
+    rounds = 3 if quick else 11
+    variants = {"none": (base, None), "idle": (ours, None), "memory": (ours, bench.memory), "disk": (ours, bench.disk)}
+    bench.part("prefill", 100, lambda: bench.prefill_rounds(variants, rounds))
+    bench.part("sustained", 60, lambda: bench.sustained(ours, bench.lane.prompts * 3, 1 if quick else 3))
+    decoding = {"none": (base, None), "idle": (ours, None), "disk": (ours, bench.disk)}
+    bench.part("ready", 20, lambda: bench.say(f"eager: {fleet.ready(eager, START_LIMIT):.0f} s more"))
+    decoding["graphs off"] = (eager, None)
+    bench.part("decode", 40, lambda: bench.decode_rounds(decoding, rounds, 16 if quick else 192))
+    bench.part("values", 20, lambda: bench.values(ours, eager))
+    bench.part("HTTP", 30, lambda: bench.http(base, bench.lane.rows // 2, 2))
+    for mode in ("torch", "safetensors"):
+        bench.part(mode, 30, partial(bench.contender, eager, mode, 2))
+    bench.part("ready", 20, lambda: bench.say(f"dumper: {fleet.ready(dumper, START_LIMIT):.0f} s more"))
+    bench.part("dumper", 30, lambda: bench.dumper(dumper, dumps, bench.lane.prompts // 3 or 1, 1))
+
+
+def apart(bench: Bench, quick: bool) -> None:
+    """One server at a time: without the plugin, with it, without it again if there is time."""
+    fleet, rounds = bench.fleet, 3 if quick else 5
+
+    def without(label: str) -> None:
+        base = fleet.start(label)
+        bench.say(f"{label}: ready after {fleet.ready(base, START_LIMIT):.0f} s")
+        bench.prefill_rounds({label: (base, None)}, rounds)
+        bench.numbers["none"] += bench.numbers[label]
+        bench.decode_rounds({"none": (base, None)}, rounds, 16 if quick else 128)
+        base.stop()
+
+    bench.part("without the plugin", 150, lambda: without("before"))
+    ours = fleet.start("plugin", plugin=True)
+    bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s")
+    bench.boundaries = tuple(ours.ask(op="status")["status"]["boundaries"])
+    variants = {"idle": (ours, None), "memory": (ours, bench.memory), "disk": (ours, bench.disk)}
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
+    bench.part("decode", 30, lambda: bench.decode_rounds(
+        {"idle": (ours, None), "disk": (ours, bench.disk)}, rounds, 16 if quick else 128
+    ))  # fmt: skip
+    bench.part("sustained", 40, lambda: bench.sustained(ours, bench.lane.prompts, 2))
+    bench.part("HTTP", 30, lambda: bench.http(ours, bench.lane.rows // 4, 1))
+    ours.stop()
+    bench.part("without the plugin again", 150, lambda: without("after"))
+
+
+def table(bench: Bench) -> str:
+    """The results as markdown, the method and the machine above them."""
+    middle = {name: statistics.median(values) for name, values in bench.numbers.items() if values}
+    lines = [*machine(bench), "", "| | median | of the same round without the plugin | spread (min to max) | rounds |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for name, values in bench.numbers.items():
+        if name.startswith(("check", "warm")) or not values:
+            continue
+        group = "decode none" if name.startswith("decode") else "none"
+        compared = name in ("none", "idle", "memory", "disk") or name.startswith("decode ")
+        ratio = relative(values, bench.numbers.get(group, [])) if compared else ""
+        spread = f"{min(values):,.5g} to {max(values):,.5g}"
+        lines.append(f"| {name} | {middle[name]:,.5g} | {ratio} | {spread} | {len(values)} |")
+    lines += ["", *derived(middle)]
+    for name, values in bench.numbers.items():
+        if name.startswith("check"):
+            lines.append(f"* {name}: {int(sum(values))} of {len(values)}")
+    return "\n".join([*lines, *(f"* {note}" for note in bench.notes)]) + "\n"
+
+
+def relative(values: list[float], base: list[float]) -> str:
+    """The median of the rounds' ratios, or of the medians where the rounds were not the same."""
+    if not base:
+        return "–"
+    if len(values) == len(base):
+        ratio = statistics.median(one / other for one, other in zip(values, base, strict=True))
+    else:
+        ratio = statistics.median(values) / statistics.median(base)
+    return f"{100 * ratio:.2f} %"
+
+
+def derived(middle: dict[str, float]) -> list[str]:
+    lines = []
+    for one, other, text in (
+        ("sustained durable", "raw disk", "durable tokens of the raw disk's in the same run"),
+        ("idle", "none", "prefill, plugin idle, medians"),
+        ("decode none", "decode graphs off", "decode with graphs to without, no capture"),
+        ("decode disk", "decode graphs off", "decode with graphs while dumping to decode without graphs"),
+        ("sustained durable", "http", "durable tokens a second to return_hidden_states over HTTP"),
+        ("disk durable", "http", "durable tokens a second (burst) to return_hidden_states over HTTP"),
+        ("disk durable", "torch durable", "durable tokens a second (burst) to torch.save in a pool"),
+        ("disk durable", "safetensors durable", "durable tokens a second (burst) to one safetensors file a sample"),
+    ):
+        if one in middle and other in middle:
+            lines.append(f"* {text}: {middle[one] / middle[other]:.4g} times")
+    return lines
+
+
+def machine(bench: Bench) -> list[str]:
+    lane = bench.lane
+    return [
+        f"# Capture, {lane.name} lane, {lane.model}",
+        "",
+        f"{describe()}. {lane.prompts} prompts of {lane.rows} tokens a batch; layers {lane.layers}; "
+        "rates are tokens a second.",
+        "none/idle/memory/disk: prefill without the plugin, with it idle, dumping to memory-backed storage, to disk; "
+        "durable: until every shard is fsynced, renamed and listed; "
+        + ("servers beside each other, rounds interleaved." if lane.together else "one server at a time."),
+    ]  # fmt: skip
+
+
+def describe() -> str:
+    """The machine and the versions in one line."""
+    gpu = ""
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpu = subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip() + ", "
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    names = []
+    for name in ("torch", "sglang", "triton", "numpy", "xxhash"):
+        try:
+            names.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?: ?")
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {gpu}{os.cpu_count()} × {cpu.split(': ')[1]}, {memory:.0f} GiB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, {', '.join(names)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--model", choices=("kimi-8l", "kimi-61l"), default="kimi-8l", help="on the gpu lane")
+    parser.add_argument("--limit", type=float, default=560.0, help="seconds after which no further part begins")
+    parser.add_argument("--disk", type=Path, help="where to dump; default: the directory for temporary files")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
+    parser.add_argument("--logs", type=Path, help="where the servers' logs stay")
+    arguments = parser.parse_args()
+    lane = cpu_lane() if arguments.lane == "cpu" else gpu_lane(arguments.model)
+    with (
+        tempfile.TemporaryDirectory(prefix="capture-", dir=arguments.disk) as disk,
+        tempfile.TemporaryDirectory(prefix="capture-", dir="/dev/shm") as memory,
+        Fleet(lane, arguments.logs or Path(disk)) as fleet,
+    ):
+        bench = Bench(fleet, Path(disk), Path(memory), arguments.limit)
+        try:
+            (together if lane.together else apart)(bench, lane.name == "cpu")
+        finally:
+            text = table(bench)
+            stem = arguments.out / f"capture-{lane.name}-{lane.model}"
+            stem.with_suffix(".md").write_text(text)
+            stem.with_suffix(".json").write_text(json.dumps({"machine": describe(), **bench.numbers}, indent=1))
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
