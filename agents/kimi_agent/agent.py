@@ -24,7 +24,7 @@ from kimi_agent.model.reduce import fold, reduce
 from kimi_agent.model.state import State
 from kimi_agent.paths import Home, private_dir
 from kimi_agent.profile import Profile, parse
-from kimi_agent.runs import launch, plan, teardown
+from kimi_agent.runs import baseline, launch, plan, teardown
 from kimi_agent.runs.journal import Journal
 from kimi_agent.runs.supervisor import Supervisor
 from kimi_agent.wire.rpc import PROTOCOL, Hello
@@ -203,6 +203,8 @@ class Agent:
             plan.refuse(await asyncio.to_thread(plan.problems, made))
             record, process = launch.spawn(made, self.home)
             self.emit(launch.started(record, made, self.home, adopted=False))
+            if (known := baseline.recall(self.home.baselines, made, record.run)) is not None:
+                self.emit(known)
             self._supervise(Supervisor(
                 record, made, self.home, process=process, emit=self.emit, state=lambda: self.state
             ))  # fmt: skip

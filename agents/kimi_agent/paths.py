@@ -44,6 +44,10 @@ class Home:
         return self.root / "agent.log"
 
     @property
+    def baselines(self) -> Path:
+        return self.root / "baselines"
+
+    @property
     def dumps(self) -> Path:
         """Where dumps go when the profile names no directory."""
         return self.root / "dumps"

@@ -84,6 +84,7 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     run = wait_for(client, "ready", lambda run: run["status"] in ("READY", "FAILED"), 240)
     assert run["status"] == "READY"
     assert {rank["phase"] for rank in run["ranks"].values()} == {"ready"}
+    assert len(list(home.baselines.iterdir())) == 1, "a good start is what the next one is held against"
     owned = {process.pid for process in [psutil.Process(run["pid"]), *psutil.Process(run["pid"]).children(True)]}
 
     os.kill(client.hello["pid"], signal.SIGKILL)

@@ -16,6 +16,10 @@ T0 = 1764424800.0
 GIB = 1 << 30
 RUN = "run-0412"
 RANKS = tuple(f"TP{index}" for index in range(8))
+GOOD_START = (
+    ("import", 17.0), ("join ranks", 4.0), ("load weights", 149.0), ("after load", 2.0), ("KV cache", 3.0),
+    ("graphs", 100.0), ("port", 1.0), ("warm-up", 26.0),
+)  # fmt: skip
 ARGV = ("/opt/sglang/bin/python", "-m", "sglang.launch_server", "--model-path", "/models/Kimi K2.5", "--tp", "8")
 
 
@@ -92,6 +96,7 @@ def launched(run: str = RUN, at: float = 0.0, journal: Journal | None = None) ->
         run, "kimi-k25", "/models/Kimi-K2.5", ARGV, 41200, 8, RANKS, "127.0.0.1", 30000,
         "/root/.local/state/kimi-agent/runs/run-0412/server.log", "/opt/sglang/bin/python", "0.5.23", True, (3, 31, 59),
     ))  # fmt: skip
+    journal.add(at, ev.BaselineKnown(run, T0 - 86400, GOOD_START, 348.0))
     journal.add(at, ev.StatusChanged(run, "STARTING", "launched"))
     enter(journal, at + 18, "join ranks", run=run)
     return enter(journal, at + 22, "load weights", run=run)

@@ -49,6 +49,20 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class BaselineKnown:
+    """The last good start of the same model, layout, SGLang and flags, to hold this one against."""
+
+    run: str
+    """The run that it is a measure for."""
+    time: float
+    """When that start was launched."""
+    phases: tuple[tuple[str, float], ...]
+    """(phase, seconds from the first rank that entered it to the last that left it)."""
+    total: float
+    """Seconds from launch to ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusChanged:
     """The run's one status word, with the reason in words."""
 
@@ -290,7 +304,7 @@ class Unknown:
 
 
 Body = (
-    AgentStarted | RunStarted | StatusChanged | LogLines | PhaseEntered | PhaseProgress | RanksSampled
+    AgentStarted | RunStarted | BaselineKnown | StatusChanged | LogLines | PhaseEntered | PhaseProgress | RanksSampled
     | HostSampled | ThroughputSampled | VerdictChanged | CaptureReported | DumpSampled | ShardCommitted
     | RunExited | Note | Gap | Unknown
 )  # fmt: skip
@@ -309,6 +323,7 @@ class Event:
 BODIES: Final[dict[str, type]] = {
     "agent": AgentStarted,
     "run": RunStarted,
+    "baseline": BaselineKnown,
     "status": StatusChanged,
     "log": LogLines,
     "phase": PhaseEntered,

@@ -67,6 +67,11 @@ def _(body: ev.RunStarted, state: State, time: float) -> State:
 
 
 @_apply.register
+def _(body: ev.BaselineKnown, state: State, time: float) -> State:
+    return _on_run(state, body.run, lambda run: replace(run, baseline=body))
+
+
+@_apply.register
 def _(body: ev.StatusChanged, state: State, time: float) -> State:
     if state.run is None or state.run.started.run != body.run:
         return state

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kimi_agent.model.events import (
     AgentStarted,
+    BaselineKnown,
     CaptureReported,
     DumpSampled,
     HostSampled,
@@ -61,6 +62,7 @@ class RunState:
     started: RunStarted
     time: float
     """When it was started."""
+    baseline: BaselineKnown | None = None
     status: str = "STARTING"
     status_reason: str = ""
     status_since: float = 0.0

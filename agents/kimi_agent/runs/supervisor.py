@@ -33,7 +33,7 @@ from kimi_agent.model.events import (
 from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.state import RunState, State
 from kimi_agent.paths import Home
-from kimi_agent.runs import launch, teardown
+from kimi_agent.runs import baseline, launch, teardown
 from kimi_agent.runs.dump import DumpControl
 from kimi_agent.runs.follow import LogFollower
 from kimi_agent.runs.plan import Plan
@@ -81,6 +81,7 @@ class Supervisor:
         self._asked = False
         self._reported: set[str] = set()
         self._status = ""
+        self._learned = self._run.ready_time is not None
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
@@ -274,6 +275,9 @@ class Supervisor:
 
     def _set_status(self, word: str, reason: str) -> None:
         if word != self._status:
+            if word == "READY" and not self._learned:
+                self._learned = True
+                baseline.learn(self._home.baselines, self.plan, self._run)
             self._status = word
             self._emit(StatusChanged(self.record.run, word, reason))
 

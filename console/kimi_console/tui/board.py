@@ -30,7 +30,7 @@ from kimi_console.tui.plan import Box, Situation, has_edge, is_wide, joints, pla
 from kimi_console.tui.rows import Content
 from kimi_console.tui.screens import content
 from kimi_console.tui.screens.sheet import Sheet
-from kimi_console.tui.view import Baseline, View, baseline_of
+from kimi_console.tui.view import View
 
 REFRESH = 0.5
 """Seconds between two drawings of the panes."""
@@ -61,8 +61,6 @@ class Board(Screen[None]):
         self.zoomed = False
         self._ascii = ascii
         self._commands = Commands(self, session, profiles, ascii=ascii)
-        self._baseline: Baseline | None = None
-        self._good: tuple[str, Baseline] | None = None
         self._boxes: dict[str, Box] = {}
         self._panes = {spec.id: Pane(spec, ascii=ascii) for spec in SPECS}
         self.log_pane = LogPane(session.log, ascii=ascii)
@@ -88,21 +86,13 @@ class Board(Screen[None]):
         state = self.session.state
         if state.time is not None and self.session.link.state == "live":
             self.clock.observe(state.time)
-        run = state.run
-        if run is None:
-            return
-        if self._good is not None and self._good[0] != run.started.run:
-            self._baseline = self._good[1]
-        learned = baseline_of(run)
-        if learned is not None:
-            self._good = (run.started.run, learned)
 
     def view(self) -> View:
         """The session now."""
         session = self.session
         return View(
             session.source.title, session.state, session.link, self.clock.now(session.link, session.state.time),
-            self._baseline, read_only=session.control is not None and session.control.read_only,
+            read_only=session.control is not None and session.control.read_only,
         )  # fmt: skip
 
     def draw(self) -> None:

@@ -1,10 +1,9 @@
 """What the panes draw from: one moment of a session."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kimi_agent.model.phases import ORDER, PHASES, READY
+from kimi_agent.model.phases import ORDER, READY
 from kimi_agent.model.state import RunState, State
 from kimi_console.source.base import Link
 from kimi_console.tui import format as fmt
@@ -25,18 +24,6 @@ STALE_AFTER: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """The last good start of the same model and layout."""
-
-    model: str
-    tp: int
-    phases: Mapping[str, float]
-    """Seconds that each phase took."""
-    total: float
-    """Seconds from launch to ready."""
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """A session at one moment; `now` is on the host's clock."""
 
@@ -44,7 +31,6 @@ class View:
     state: State
     link: Link
     now: float
-    baseline: Baseline | None = None
     read_only: bool = False
 
     @property
@@ -76,13 +62,6 @@ class View:
             return "IDLE", None
         return self.run.status, self.run.status_since
 
-    def good_start(self) -> Baseline | None:
-        """The baseline, if it is one of this run's model and layout."""
-        run, base = self.run, self.baseline
-        if run is None or base is None or (base.model, base.tp) != (run.started.model, run.started.tp):
-            return None
-        return base
-
     def stale(self, time: float | None) -> str:
         """The age of a sample, in words, when it is too old to be true now; else nothing."""
         if time is None or not (self.now - time > STALE_AFTER or self.lost):
@@ -90,46 +69,9 @@ class View:
         return fmt.age(self.now - time)
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
-    """When the ranks went through one phase."""
-
-    start: float
-    end: float | None
-    """When the last rank left it; `None` while one is in it."""
-
-
-def phase_spans(run: RunState) -> dict[str, PhaseSpan]:
-    """The phases that were entered: from the first rank that entered to the last that left."""
-    spans: dict[str, PhaseSpan] = {}
-    for phase in PHASES[:-1]:
-        starts, ends, inside = [], [], False
-        for rank in run.ranks:
-            for index, (name, time) in enumerate(rank.entered):
-                if name != phase:
-                    continue
-                starts.append(time)
-                if index + 1 < len(rank.entered):
-                    ends.append(rank.entered[index + 1][1])
-                else:
-                    inside = True
-        if starts:
-            spans[phase] = PhaseSpan(min(starts), None if inside else max(ends))
-    return spans
-
-
 def front(run: RunState) -> str:
     """The phase of the slowest rank."""
     return min((rank.phase for rank in run.ranks), key=ORDER.__getitem__, default=READY)
-
-
-def baseline_of(run: RunState) -> Baseline | None:
-    """What a run teaches about a good start; nothing before it was ready."""
-    if run.ready_time is None:
-        return None
-    spans = phase_spans(run)
-    phases = {phase: (span.end or run.ready_time) - span.start for phase, span in spans.items()}
-    return Baseline(run.started.model, run.started.tp, phases, run.ready_time - run.time)
 
 
 def short_model(path: str) -> str:

@@ -1,11 +1,12 @@
 """Launch: the phases of the start, this one beside the last good one, rank by rank."""
 
 from kimi_agent.model.phases import MEANING, ORDER, PHASES
+from kimi_agent.model.starts import PhaseSpan, phase_spans
 from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, Span, fit
 from kimi_console.tui.panes.base import Drawing, PaneSpec
-from kimi_console.tui.view import PhaseSpan, View, front, phase_spans, run_end
+from kimi_console.tui.view import View, front, run_end
 
 BAR = 8
 
@@ -16,7 +17,7 @@ def _depends(view: View) -> tuple[object, ...]:
         return (view.read_only, view.replay)
     moving = run.alive and run.ready_time is None
     clock = int(view.now) if moving else 0
-    return (run.ranks, run.progress, run.status, run.exited, view.good_start(), clock, view.lost)
+    return (run.ranks, run.progress, run.status, run.exited, run.baseline, clock, view.lost)
 
 
 def draw(view: View, width: int, height: int) -> Drawing:
@@ -24,7 +25,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     run = view.run
     if run is None:
         return Drawing([("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
-    spans, good = phase_spans(run), view.good_start()
+    spans, good = phase_spans(run), run.baseline
     reference = "last good" if width >= 56 else "good"
     heading = f"   {'phase':<14}{'now':>8}{reference:>{_good_width(width)}}"
     lines: list[Line] = [[(heading + ("     ranks past it" if width >= 44 else ""), "dim")]]
@@ -33,7 +34,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     if footer:
         lines.append(footer)
     elif good is None and run.ready_time is None and len(lines) < height:
-        text = " last good – : no start of this model and layout was seen yet"
+        text = " last good – : no start of this launch has become ready here yet"
         lines.append([(fit(text, width), "dim")])
     return Drawing(_title(run), lines)
 
@@ -58,8 +59,7 @@ def _title(run: RunState) -> Line:
 
 def _row(view: View, run: RunState, phase: str, span: PhaseSpan | None, width: int) -> Line:
     total, past = len(run.ranks), run.past(phase)
-    good = view.good_start()
-    reference = good.phases.get(phase) if good else None
+    reference = dict(run.baseline.phases).get(phase) if run.baseline else None
     over = span is not None and span.end is None
     took = None if span is None else (span.end or run_end(run, view.known)) - span.start
     mark, role = _mark(run, phase, past, over)
@@ -109,8 +109,8 @@ LAUNCH = PaneSpec(
     (
         *((phase, MEANING[phase]) for phase in PHASES[:-1]),
         ("now", "from the first rank that entered the phase to the last that left it, from the server's log"),
-        ("last good", "the same of the last start that became ready, of this model and tensor-parallel size, that "
-                      "this console saw; a phase that takes half as long again is marked"),
+        ("last good", "the same of the last start that became ready on this host with the same model, layout, "
+                      "SGLang and flags; a phase that takes half as long again is marked"),
         ("ranks past it", "how many ranks have left the phase, and which have not"),
     ),
 )  # fmt: skip
