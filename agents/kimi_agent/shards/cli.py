@@ -41,6 +41,13 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     )
     verified = _command(commands, "verify", "check every committed shard; exit 5 when anything is wrong")
     verified.add_argument("directory", type=Path, metavar="DIR")
+    verified.add_argument(
+        "--model", type=Path, nargs="?", const=Path(), metavar="DIR",
+        help="check the states with the model's weights too, those in DIR or where the dump says they are",
+    )  # fmt: skip
+    verified.add_argument(
+        "--python", default=sys.executable, metavar="PATH", help="Python that runs the model, with transformers [this]"
+    )
     repaired = _command(commands, "repair", "set right what a crash left; exit 5 when a dump does not verify after it")
     repaired.add_argument("directory", type=Path, metavar="DIR")
     counted = _command(commands, "stats", "statistics of each dump, from the shards' metadata")
@@ -105,7 +112,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     dumps = _dumps(args.directory)
-    results = [verify(dump, _progress(sys.stderr)) for dump in dumps]
+    results = [verify(dump, _progress(sys.stderr), _model(args.model, dump), args.python) for dump in dumps]
     ok = all(result.ok for result in results)
     verified = [result.as_json() for result in results]
     lines = [line for dump in verified for line in tables.verify_lines(dump)]
@@ -126,6 +133,17 @@ def _stats(args: argparse.Namespace) -> int:
     dumps = [dump_statistics(directory) for directory in _dumps(args.directory)]
     _print(args, {"dumps": dumps}, [line for dump in dumps for line in tables.statistics_lines(dump)])
     return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
+
+
+def _model(given: Path | None, dump: Path) -> Path | None:
+    """The directory of the weights: as given, or of the dump's own model for a bare --model."""
+    if given is None or given != Path():
+        return given
+    manifest = open_dump(dump).manifest
+    path = manifest.model.get("path") if manifest else None
+    if path is None or not Path(path).is_dir():
+        raise UsageError(f"the model of {dump} is not on this host", "Give its directory: --model DIR")
+    return Path(path)
 
 
 def _dumps(directory: Path) -> list[Path]:

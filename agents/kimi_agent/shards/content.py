@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi_capture.format import Array, Sample, Shard, to_float32
-from kimi_capture.statistics import Statistics, statistics
+from kimi_capture.statistics import Statistics, shard_moments, shard_statistics
 
 BLOCK_BYTES = 8 << 20
 """Size of the float32 blocks in which rows are looked through."""
@@ -24,18 +24,27 @@ def columns(shard: Shard) -> dict[str, Array]:
 
 def check_content(shard: Shard) -> Iterator[tuple[str, str]]:
     """(kind, text) of everything that is wrong with the rows of an opened shard."""
+    yield from _summed("first chunk", _check_starts(shard))
     yield from _summed("rows", _check_rows(shard))
     yield from _summed("positions", _check_positions(shard))
     yield from _summed("duplicate request", _check_requests(shard))
+    with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
+        numbers = count(shard)
     for name, states in columns(shard).items():
-        with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
-            found = statistics(states)
+        found = numbers[name]
         if found.non_finite or found.zero_rows:
             yield from _bad_rows(shard, name, states, found)
         stored = shard.meta.statistics.get(name)
         if stored is None or not _same(found, stored):
             says = "says nothing of them" if stored is None else f"says {_spelled(stored)}"
             yield "statistics", f"statistics of {_where(name)} are {_spelled(found)}, the shard {says}"
+
+
+def count(shard: Shard) -> dict[str, Statistics]:
+    """The statistics of a shard's rows as they are now, by boundary and `last`."""
+    states = list(columns(shard).values())
+    moments = shard_moments(shard.aux_hidden_states, shard.last_hidden_state)
+    return shard_statistics(moments, list(columns(shard)), lambda row, column: states[column][row])
 
 
 def row_faults(states: Array) -> tuple[np.ndarray, np.ndarray]:
@@ -69,6 +78,20 @@ def _summed(kind: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
         yield kind, f"{len(found) - NAMED} more samples have the same fault"
 
 
+def _check_starts(shard: Shard) -> Iterator[str]:
+    for sample, first in zip(shard.meta.samples, shard.sample_offsets.tolist(), strict=False):
+        positions = shard.positions[first : first + sample.rows]
+        if _start(positions, sample):
+            yield f"request {sample.rid} begins at position {positions[0]}: the rows of its first chunk are missing"
+
+
+def _start(positions: Array, sample: Sample) -> int:
+    """How many first rows a sample lacks without saying so, when it lacks nothing else; 0 otherwise."""
+    start = int(positions[0]) if len(positions) else 0
+    whole = start > 0 and not sample.missing and np.array_equal(positions, start + np.arange(len(positions)))
+    return start if whole else 0
+
+
 def _check_rows(shard: Shard) -> Iterator[str]:
     for sample in shard.meta.samples:
         expected = sample.prompt_tokens + sample.output_tokens - 1 - sum(sample.missing.values())
@@ -81,7 +104,7 @@ def _check_positions(shard: Shard) -> Iterator[str]:
     for sample, first in zip(shard.meta.samples, shard.sample_offsets.tolist(), strict=False):
         positions = shard.positions[first : first + sample.rows]
         wrong = _wrong_positions(positions, sample)
-        if wrong.any():
+        if wrong.any() and not _start(positions, sample):
             row = int(wrong.argmax())
             yield f"request {sample.rid} has position {positions[row]} at its row {row}"
 
@@ -122,12 +145,20 @@ def _where(name: str) -> str:
 
 
 def _same(found: Statistics, stored: Statistics) -> bool:
-    exact = (found.max_abs, found.non_finite, found.zero_rows) == (stored.max_abs, stored.non_finite, stored.zero_rows)
-    return exact and isclose(found.rms, stored.rms, rel_tol=1e-4)  # another CPU sums in another order
+    if (found.cosine_before is None) != (stored.cosine_before is None):
+        return False
+    cosines = (found.cosine_before or 0.0, stored.cosine_before or 0.0)
+    near = isclose(found.rms, stored.rms, rel_tol=1e-4) and isclose(*cosines, abs_tol=1e-4)  # another order of sums
+    return near and _counted(found) == _counted(stored)
+
+
+def _counted(numbers: Statistics) -> tuple[float, int, int, int]:
+    return numbers.max_abs, numbers.non_finite, numbers.zero_rows, numbers.duplicate_rows
 
 
 def _spelled(numbers: Statistics) -> str:
     return (
         f"rms {numbers.rms:.5g}, max {numbers.max_abs:.5g}, "
-        f"{numbers.non_finite} non-finite, {numbers.zero_rows} zero rows"
+        f"{numbers.non_finite} non-finite, {numbers.zero_rows} zero rows, {numbers.duplicate_rows} duplicate rows"
+        + ("" if numbers.cosine_before is None else f", cosine to the boundary before {numbers.cosine_before:.4f}")
     )

@@ -85,11 +85,19 @@ def verify_lines(dump: Mapping[str, Any]) -> list[str]:
     ]
     if dump["torn_commit"]:
         lines.append("  –    commits.jsonl: its last line was cut by a crash; what it named was never committed")
+    lines += [_model_check(check) for check in dump["model"]["checks"]] if dump["model"] else []
     rate = f" in {dump['seconds']:.1f} s" if dump["seconds"] else ""
     good = dump["checked"] - dump["bad"]
     counts = f"{good} of {dump['checked']} shards good: {_count(dump['rows'])} rows, {_count(dump['samples'])} samples"
     verdict = "ok" if dump["ok"] else "NOT OK"
     return [*lines, f"  {verdict}: {counts}, {size(dump['bytes'])} checked{rate}"]
+
+
+def _model_check(check: Mapping[str, Any]) -> str:
+    if check["ok"] is None:
+        return f"  –    {check['check']} not checked: {check['note']}"
+    found = "ok" if check["ok"] else "BAD"
+    return f"  {found:<5}{check['check']}: {_count(check['rows'])} of {_count(check['of'])} rows checked"
 
 
 def repair_lines(dump: Mapping[str, Any]) -> list[str]:

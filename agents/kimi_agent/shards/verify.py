@@ -1,14 +1,16 @@
 """Verify a dump: every committed shard against its commit, its own metadata and the manifest, one at a time."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 from kimi_agent.shards.content import check_content
 from kimi_agent.shards.dumps import Dump, Problem, open_dump, validated
+from kimi_agent.shards.model import ModelResult, verify_with_model
 from kimi_agent.text import clean
 from kimi_capture.directory import QUARANTINE, RUNS, lock_files
 from kimi_capture.format import (
@@ -26,6 +28,8 @@ from kimi_capture.format import (
 Progress = Callable[[int, int, str], None]
 """Called with bytes done, bytes in all and the shard that is next."""
 COPY_AGAIN: Final = "Copy it again from the host that wrote it, or leave its samples out of the training"
+UNREADABLE: Final = frozenset({"missing", "unreadable", "format", "duplicate shard"})
+"""Kinds of problems after which a shard's rows are not looked at."""
 CAPTURE_AGAIN: Final = "Leave its samples out of the training and capture them again"
 
 
@@ -60,6 +64,8 @@ class DumpResult:
     """Of the manifest and the commits."""
     uncommitted: tuple[Uncommitted, ...]
     seconds: float
+    model: ModelResult | None = None
+    """What the model's weights say; None when no model was given."""
 
     @property
     def bad(self) -> int:
@@ -92,6 +98,11 @@ class DumpResult:
             "uncommitted": [
                 {"file": clean(entry.file), "bytes": entry.bytes, "kind": entry.kind} for entry in self.uncommitted
             ],
+            "model": self.model
+            and {
+                "directory": clean(str(self.model.directory)),
+                "checks": [check.as_json() for check in self.model.checks],
+            },
             "seconds": round(self.seconds, 3),
         }
 
@@ -102,13 +113,20 @@ class _Seen:
 
     rids: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
+    rows: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Shards by the hashes of their states and tokens."""
 
 
-def verify(directory: Path, progress: Progress | None = None) -> DumpResult:
+def verify(
+    directory: Path, progress: Progress | None = None, model: Path | None = None, python: str = sys.executable
+) -> DumpResult:
     """Verify the dump in a directory; memory stays bounded by one shard's map.
 
+    With `model`, the directory of the weights that made the dump, the states themselves are checked too; `python`
+    runs the model's forward pass then.
+
     Raises:
-        UsageError: the directory is not a dump.
+        UsageError: the directory is not a dump, or `model` is not its model.
     """
     began = monotonic()
     dump = open_dump(directory)
@@ -122,7 +140,19 @@ def verify(directory: Path, progress: Progress | None = None) -> DumpResult:
         done += commit.bytes
     if progress is not None:
         progress(done, total, "")
-    return DumpResult(dump, tuple(results), dump.problems, tuple(_uncommitted(dump)), monotonic() - began)
+    result = DumpResult(dump, tuple(results), dump.problems, tuple(_uncommitted(dump)), monotonic() - began)
+    return result if model is None else _with_model(result, model, python, began)
+
+
+def _with_model(result: DumpResult, directory: Path, python: str, began: float) -> DumpResult:
+    """The result with what the model's weights say of every shard that could be opened."""
+    readable = [shard.shard for shard in result.shards if not {problem.kind for problem in shard.problems} & UNREADABLE]
+    model = verify_with_model(result.dump, readable, directory, python)
+    shards = tuple(
+        replace(shard, problems=(*shard.problems, *(p for p in model.problems if p.file == clean(shard.shard))))
+        for shard in result.shards
+    )
+    return replace(result, shards=shards, model=model, seconds=monotonic() - began)
 
 
 def _named(shard: str, found: Iterator[tuple[str, str, str]]) -> Iterator[Problem]:
@@ -169,6 +199,10 @@ def _check_opened(dump: Dump, commit: Commit, seen: _Seen, shard: Shard) -> Iter
         yield "counts", f"holds {held}, {commit.rows} of {commit.samples} were committed", CAPTURE_AGAIN
     if dump.manifest is not None:
         yield from _check_manifest(dump.manifest, shard)
+    content = tuple(shard.meta.xxh3[name] for name in ("aux_hidden_states", "last_hidden_state", "token_ids"))
+    twin = seen.rows.setdefault(content, commit.shard) if shard.rows else commit.shard
+    if twin != commit.shard:
+        yield "duplicate shard", f"has the same rows as {twin}, under other names", "Leave one of the two out"
     for sample in shard.meta.samples:
         first = seen.rids.setdefault(sample.rid, commit.shard)
         if first != commit.shard:
