@@ -15,7 +15,7 @@ import orjson
 from kimi_agent import __version__
 from kimi_agent.bundle import build_id
 from kimi_agent.engine.flags import installed_version
-from kimi_agent.errors import KimiError, UsageError
+from kimi_agent.errors import KimiError, LaunchError, UsageError
 from kimi_agent.host.gpu import GpuReader
 from kimi_agent.host.memory import HostSampler
 from kimi_agent.host.procfs import boot_id
@@ -74,11 +74,12 @@ class Agent:
             "shutdown": self.shutdown,
         }
 
-    def emit(self, body: Body) -> None:
-        """Journal one event and fold it into the state."""
+    def emit(self, body: Body) -> bool:
+        """Journal one event and fold it into the state; `False` when the disk takes no more."""
         event = self.journal.append(body)
         if event is not None:
             self.state = reduce(self.state, event)
+        return event is not None
 
     def hello(self) -> Hello:
         """The greeting for a new client."""
@@ -202,7 +203,9 @@ class Agent:
             made = await asyncio.to_thread(plan.make_plan, self._profile(profile), self.home)
             plan.refuse(await asyncio.to_thread(plan.problems, made))
             record, process = launch.spawn(made, self.home)
-            self.emit(launch.started(record, made, self.home, adopted=False))
+            if not self.emit(launch.started(record, made, self.home, adopted=False)):
+                launch.give_up(record, process, self.home)
+                raise LaunchError(f"the journal in {self.home.journal} cannot be written", "Free space on its disk.")
             if (known := baseline.recall(self.home.baselines, made, record.run)) is not None:
                 self.emit(known)
             self._supervise(Supervisor(

@@ -54,6 +54,13 @@ def spawn(plan: Plan, home: Home) -> tuple[RunRecord, subprocess.Popen[bytes]]:
     return record, process
 
 
+def give_up(record: RunRecord, process: subprocess.Popen[bytes], home: Home) -> None:
+    """End a server that was only just started: its session has no other process yet."""
+    process.kill()
+    process.wait()
+    mark_ended(record, home.run(record.run))
+
+
 def started(record: RunRecord, plan: Plan, home: Home, *, adopted: bool) -> RunStarted:
     """The event that opens a run."""
     profile: Profile = plan.profile

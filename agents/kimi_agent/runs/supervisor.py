@@ -112,7 +112,10 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
             self._close_exits()
-        await self._finish()
+        try:
+            await self._finish()
+        finally:
+            self.gone.set()
 
     async def stop(self) -> tuple[str, ...]:
         """Commit a running dump, stop the server, and say what could not be released."""
@@ -300,4 +303,3 @@ class Supervisor:
             self._set_status("IDLE", "stopped")
         else:
             await self._judge()
-        self.gone.set()
