@@ -94,6 +94,9 @@ class Claim:
                 finally:
                     lock.release()
         self._clean_prefix(self.prefix, manifest)
+        for path in temporary_files(self.directory):
+            if path.name.startswith(f".{MANIFEST}"):  # the manifest is there, so it is nobody's any more
+                path.unlink(missing_ok=True)
 
     def _left(self) -> set[str]:
         names = [path.name for path in (*temporary_files(self.directory), *orphans(self.directory))]
@@ -156,8 +159,8 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
     try:
         write_durably(temporary, [memoryview(manifest.encode())])
         os.link(temporary, directory / MANIFEST)
-    except FileExistsError:
-        pass  # another rank of this launch was first; whose it is is checked by the caller
+    except (FileExistsError, FileNotFoundError):
+        pass  # another rank of this launch was first, and cleaned up; whose it is is checked by the caller
     finally:
         temporary.unlink(missing_ok=True)
     fsync_directory(directory)

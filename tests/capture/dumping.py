@@ -50,13 +50,13 @@ def finished(rid: str, rows: int, seed: int = 0) -> Finished:
 class Dumping:
     """A writer with the accounts of what it lost."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store: Store | None = None) -> None:
         self.guard = Guard()
         self.lost: Counter[str] = Counter()
         self.failures: list[str] = []
         self._lock = threading.Lock()
         self.writer = Writer(
-            Store(directory, "TP0", manifest()), row_bytes=ROW_BYTES, shard_bytes=SHARD, limit=4 * SHARD,
+            store or Store(directory, "TP0", manifest()), row_bytes=ROW_BYTES, shard_bytes=SHARD, limit=4 * SHARD,
             guard=self.guard, lost=self._lose, on_failure=self._fail,
         )  # fmt: skip
 
