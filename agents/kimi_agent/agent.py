@@ -25,6 +25,7 @@ from kimi_agent.model.state import State
 from kimi_agent.paths import Home, private_dir
 from kimi_agent.profile import Profile, parse
 from kimi_agent.runs import baseline, launch, plan, teardown
+from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.journal import Journal
 from kimi_agent.runs.supervisor import Supervisor
 from kimi_agent.wire.rpc import PROTOCOL, Hello
@@ -218,9 +219,9 @@ class Agent:
         supervisor = self._need_run()
         return {"run": supervisor.record.run, "left": list(await supervisor.stop())}
 
-    async def dump_start(self, name: str | None = None) -> dict[str, Any]:
-        """Start a dump of the running server."""
-        return await self._need_run().dumps.start(name)
+    async def dump_start(self, name: str | None = None, resume: bool = False) -> dict[str, Any]:
+        """Start a dump of the running server, or go on with one of an earlier run."""
+        return await self._need_run().dumps.start(name, resume=resume)
 
     async def dump_stop(self) -> dict[str, Any]:
         """Stop the dump that is being written."""
@@ -314,6 +315,8 @@ class Agent:
             left = teardown.release(footprint, made.profile.server.port, self.home.run_sockets(record.run))
             launch.mark_ended(record, directory)
             why = "the host was restarted" if record.boot_id != boot_id() else "it ended while no agent ran"
+            sockets, last = self.home.run_sockets(record.run), last_dump(record.run, self.state)
+            DumpControl(record.run, sockets, made.dump_root, self.emit, last).end(f"{why}, and with it its writers")
             self.emit(StatusChanged(record.run, "FAILED", why))
             self.emit(RunExited(record.run, None, False, left))
 

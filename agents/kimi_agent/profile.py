@@ -41,6 +41,8 @@ class Capture:
     directory: str | None = None
     """Root of the dumps on the GPU host."""
     shard_mib: int = 256
+    keep_free_gib: float = 5.0
+    """A dump pauses before less than this is free on its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ def _check(profile: Profile, where: str) -> None:
         ("server.tp", server.tp, 1, 1024),
         ("server.dp", server.dp, 1, 1024),
         ("capture.shard_mib", profile.capture.shard_mib, 1, 1 << 20),
+        ("capture.keep_free_gib", profile.capture.keep_free_gib, 0, 1 << 20),
         ("limits.start_timeout", profile.limits.start_timeout or 1, 1, float("inf")),
         ("limits.stop_grace", profile.limits.stop_grace, 0, 3600),
     )

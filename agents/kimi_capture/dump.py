@@ -14,7 +14,7 @@ from kimi_capture.guard import Guard
 from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger, Piece
 from kimi_capture.staging import REGION, Chunk, Stager
 from kimi_capture.store import Store
-from kimi_capture.writer import Finished, Writer
+from kimi_capture.writer import GIB, Finished, Writer
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,8 @@ class Limits:
     """What may wait to be written before the engine is held back."""
     memory: int
     """Host memory for rows not yet committed; beyond it new requests are not kept."""
+    keep_free: int = 0
+    """Of the disk; the dump pauses before it takes them."""
 
     @property
     def arena(self) -> int:
@@ -41,12 +43,13 @@ class Limits:
 
     @classmethod
     def from_environment(cls) -> "Limits":
-        """KIMI_CAPTURE_SHARD_MIB, KIMI_CAPTURE_WAITING_MIB, KIMI_CAPTURE_MEMORY_MIB (half of what is available)."""
+        """KIMI_CAPTURE_SHARD_MIB, _WAITING_MIB, _MEMORY_MIB (half of what is available) and _KEEP_FREE_GIB."""
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(
             int(os.environ.get("KIMI_CAPTURE_SHARD_MIB", "256")) * MIB,
             int(os.environ.get("KIMI_CAPTURE_WAITING_MIB", "4096")) * MIB,
             int(os.environ.get("KIMI_CAPTURE_MEMORY_MIB", str(pages // 2 // MIB))) * MIB,
+            int(float(os.environ.get("KIMI_CAPTURE_KEEP_FREE_GIB", "0")) * GIB),
         )
 
 
@@ -65,7 +68,7 @@ class Dump:
         self._started = time.time()
         self.writer = Writer(
             store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost,
-            on_failure=self.fail,
+            on_failure=self.fail, keep_free=limits.keep_free,
         )  # fmt: skip
         with lock:
             ledger.open()
@@ -160,7 +163,7 @@ class Dump:
             "write_errors": writer.write_errors,
             "started": self._started,
             "held_back_s": round(writer.held_back, 3),
-            "errors": errors + [reason for reason in reasons if reason not in errors],
+            "errors": errors + [reason for reason in (writer.failed,) if reason and reason not in errors],
         }
 
     def _lost(self, rows: int, reason: str, problem: str | None) -> None:

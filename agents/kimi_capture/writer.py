@@ -6,6 +6,7 @@ caller through `hold_back`. A full disk pauses and is retried; any other write e
 
 import contextlib
 import errno
+import os
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from kimi_capture.staging import NAMES, Chunk, Rows, assemble
 from kimi_capture.store import Store
 
 COMMITTERS: Final = 6
+GIB: Final = 1 << 30
 RETRY: Final = 2.0
 """Seconds between two tries on a full disk."""
 FLUSH: Final = 30.0
@@ -88,9 +90,11 @@ class Writer:
 
     def __init__(
         self, store: Store, *, row_bytes: int, shard_bytes: int, limit: int, guard: Guard, lost: Lost,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str], None], keep_free: int = 0,
     ) -> None:  # fmt: skip
         """`limit`: bytes that may wait; at least two shards, or a shard that is being filled would block itself.
+
+        `keep_free`: bytes of the disk that stay free: the dump pauses before a shard would take them.
 
         `on_failure` is told when a shard cannot be written for any reason but a full disk; it ends with `fail`.
         """
@@ -109,6 +113,7 @@ class Writer:
         self.held_back = 0.0
         """Seconds for which the engine was held back."""
         self._row_bytes = row_bytes
+        self._keep_free = keep_free
         self._shard_bytes = shard_bytes
         self._guard = guard
         self._lost = lost
@@ -269,6 +274,9 @@ class Writer:
         moments = [rows.moments for rows in batch.parts]
         while self._drop is None:
             try:
+                if low := self._low_water(batch.bytes):
+                    self._pause(low)
+                    continue
                 commit = self.store.commit(name, tensors, samples, moments)
             except OSError as error:
                 self._failed_to_write(name, error)
@@ -285,6 +293,20 @@ class Writer:
             self._guard.note(problem)
             self._on_failure(problem)
             return
+        self._pause(problem)
+
+    def _low_water(self, size: int) -> str | None:
+        """Why a shard of that size may not be written yet. Raises OSError."""
+        if not self._keep_free:
+            return None
+        disk = os.statvfs(self.store.directory)
+        free = disk.f_bavail * disk.f_frsize
+        if free - size >= self._keep_free:
+            return None
+        return f"{free / GIB:.3g} GiB are free, a shard would take some of the {self._keep_free / GIB:.3g} to keep free"
+
+    def _pause(self, problem: str) -> None:
+        """Say why nothing is written, and wait a little before the next try."""
         with self._changed:
             if self.paused is None:
                 self._guard.note(problem)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kimi_agent.shards.dumps import is_dump
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.verify import verify
 from kimi_capture.directory import RUNS, orphans, temporary_files
-from kimi_capture.format import COMMITS, Commit, Sample, file_xxh3, read_commits, read_shard
+from kimi_capture.format import COMMITS, Commit, file_xxh3, read_commits, read_shard
 from kimi_capture.rows import ALREADY
 from kimi_capture.store import Store
 
@@ -50,10 +50,8 @@ class Reporting(Store):
         super().__init__(directory, "TP0", manifest(), resume=resume)
         self._out = out
 
-    def commit(
-        self, name: str, tensors: Mapping[str, Any], samples: tuple[Sample, ...], moments: Any = (None,)
-    ) -> Commit:
-        commit = super().commit(name, tensors, samples, moments)
+    def commit(self, *args: Any, **options: Any) -> Commit:
+        commit = super().commit(*args, **options)
         os.write(self._out, f"{json.dumps([commit.shard, commit.bytes, commit.rows, commit.xxh3])}\n".encode())
         return commit
 

@@ -250,6 +250,12 @@ class DumpSampled:
     free: int | None
     """Bytes free on the dump's file system."""
     errors: tuple[str, ...] = ()
+    write_errors: int = 0
+    """Writes that failed, every try counted."""
+    reason: str | None = None
+    """Why it is paused or failed."""
+    started: float | None = None
+    """Unix time; shards committed before are of an earlier run that this one resumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,8 @@ def _(body: ev.DumpSampled, state: State, time: float) -> State:
     state = _on_run(state, body.run, lambda run: replace(run, dump=body, dump_time=time))
     if before is None or (before.dump, before.state) != (body.dump, body.state):
         level = "error" if body.state == "failed" else "info"
-        state = _ring(state, time, level, f"dump {body.dump} {body.state}".replace("  ", " "))
+        why = f": {body.reason}" if body.reason else ""
+        state = _ring(state, time, level, f"dump {body.dump} {body.state}{why}")
     told = before.errors if before is not None and before.dump == body.dump else ()
     for error in (error for error in body.errors if error not in told):
         state = _ring(state, time, "error", f"dump {body.dump}: {error}")

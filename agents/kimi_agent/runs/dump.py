@@ -6,20 +6,25 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from kimi_agent.errors import KimiError
+from kimi_agent.host.procfs import starttime
 from kimi_agent.model.events import Body, CaptureReported, DumpSampled, ShardCommitted
+from kimi_agent.model.state import State
 from kimi_agent.runs import plugin
 from kimi_agent.runs.plugin import RankPlugin
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DRAIN = 30.0
 """Seconds that a stop waits for requests in flight."""
+START_DEADLINE = 600.0
+"""Seconds in which a rank begins: it opens every shard of a dump that it resumes."""
+ACTIVE = frozenset({"writing", "draining", "paused"})
 STATES = ("failed", "paused", "writing", "draining", "stopped")
 """A dump is in the first of these that any of its writers is in."""
 
@@ -32,24 +37,74 @@ class DumpError(KimiError):
 
 @dataclass(slots=True)
 class _Commits:
-    """How far one dump's commits.jsonl has been read."""
+    """How far one dump's commits.jsonl has been read, and what it says of this run's part."""
 
     directory: Path
+    since: float
+    """Unix time; what was committed before is an earlier run's."""
+    told: int = 0
+    """So many shards of this run are in the journal already."""
     offset: int = 0
+    inode: int = 0
+    shards: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """(rows, samples, bytes) by shard."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The new commits of this run, except those that were told."""
+        try:
+            with (self.directory / "commits.jsonl").open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self.inode or found.st_size < self.offset:  # a repair put another in its place
+                    self.inode, self.offset = found.st_ino, 0
+                file.seek(self.offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [commit for line in whole.splitlines() if (commit := self._take(line))]
+
+    def _take(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            commit: dict[str, Any] = orjson.loads(line)
+            shard, counts = str(commit["shard"]), (commit["rows"], commit["samples"], commit["bytes"])
+            if float(commit["time"]) < self.since or shard in self.shards:
+                return None
+        except (ValueError, TypeError, KeyError):
+            return None  # shards verify names such a line
+        self.shards[shard] = counts
+        return commit if len(self.shards) > self.told else None
+
+    def totals(self) -> tuple[int, int, int]:
+        """Rows, samples and bytes of this run's shards."""
+        rows, samples, size = (sum(counts[place] for counts in self.shards.values()) for place in range(3))
+        return rows, samples, size
+
+
+def last_dump(run: str, state: State) -> DumpSampled | None:
+    """What the journal knows last of the run's dump."""
+    return state.run.dump if state.run is not None and state.run.started.run == run else None
 
 
 class DumpControl:
     """The capture of one run, over all its writer ranks."""
 
-    def __init__(self, run: str, sockets: Path, root: Path, emit: Callable[[Body], object]) -> None:
+    def __init__(
+        self, run: str, sockets: Path, root: Path, emit: Callable[[Body], object], last: DumpSampled | None = None
+    ) -> None:
+        """`last` is what an earlier agent journaled of the run's dump."""
         self._run = run
         self._sockets = sockets
         self._root = root
         self._emit = emit
         self._reported: dict[str, CaptureReported] = {}
-        self._last: DumpSampled | None = None
+        self._last = last
         self._last_time = 0.0
         self._commits: _Commits | None = None
+        self._writers_seen: dict[int, dict[str, Any]] = {}
+        """Each writer's last word of its dump, by process."""
+        self._failure: str | None = None
+        """Why the dump ended, when its writers cannot say it any more."""
         self._counter = 0
 
     async def poll(self) -> list[RankPlugin]:
@@ -57,29 +112,42 @@ class DumpControl:
         plugins = await plugin.poll(self._sockets)
         for one in plugins:
             self._report(one.status)
-        self._sample([one.status["dump"] for one in plugins if one.writer and one.status.get("dump")])
+        for one in plugins:
+            if one.writer and one.status.get("dump"):
+                self._writers_seen[int(one.status["pid"])] = one.status["dump"] | {"rank": one.rank}
+        for pid, dump in self._writers_seen.items():
+            if dump["state"] in ACTIVE and self._failure is None and starttime(pid) is None:
+                self._failure = f"rank {dump['rank']} (process {pid}) died while it was writing"
+        self._sample()
         return plugins
 
-    async def start(self, name: str | None) -> dict[str, Any]:
-        """Start a dump on every writer rank.
+    def end(self, reason: str) -> None:
+        """The run is over: a dump that nobody stopped has failed, and what was committed is its end."""
+        if self._last is not None and self._last.state in ACTIVE:
+            self._fail(self._last, self._failure or reason)
+
+    async def start(self, name: str | None, *, resume: bool = False) -> dict[str, Any]:
+        """Start a dump on every writer rank; with `resume`, go on with one that is there.
 
         Raises:
             DumpError: no rank can write, a dump is running, the name is not usable, or a rank refused.
         """
         writers = await self._writers()
-        if any((one.status.get("dump") or {}).get("state") in ("writing", "draining", "paused") for one in writers):
+        if any((one.status.get("dump") or {}).get("state") in ACTIVE for one in writers):
             raise DumpError("a dump is already being written", "Stop it first.")
-        name = self._free_name(name)
+        name = self._existing_name(name) if resume else self._free_name(name)
         directory = self._root / name
+        request = {"op": "start", "dump": name, "directory": str(directory), "resume": resume}
         done: list[RankPlugin] = []
         try:
             for one in writers:
-                reply = await plugin.call(one.socket, {"op": "start", "dump": name, "directory": str(directory)})
+                reply = await plugin.call(one.socket, request, START_DEADLINE)
                 done.append(one)
         except KimiError:
             await asyncio.gather(*(plugin.call(one.socket, {"op": "stop", "drain": 0}) for one in done))
             raise
-        self._commits = _Commits(directory)
+        self._writers_seen.clear()
+        self._failure = None
         await self.poll()
         return {"dump": name, "directory": str(directory), "boundaries": reply.get("boundaries", [])}
 
@@ -90,7 +158,7 @@ class DumpControl:
             DumpError: no dump is running, or a rank failed to commit.
         """
         writers = [one for one in await self._writers() if one.status.get("dump")]
-        active = [one for one in writers if one.status["dump"]["state"] in ("writing", "draining", "paused")]
+        active = [one for one in writers if one.status["dump"]["state"] != "stopped"]
         if not active:
             raise DumpError("no dump is running", "Start one first.")
         request = {"op": "stop", "drain": drain}
@@ -122,6 +190,11 @@ class DumpControl:
             raise DumpError(f"{self._root / name} exists already", "Choose another name.")
         return name
 
+    def _existing_name(self, name: str | None) -> str:
+        if name is None or not NAME.fullmatch(name) or not (self._root / name).is_dir():
+            raise DumpError(f"there is no dump {name!r} in {self._root} to resume", "Name one that is there.")
+        return name
+
     def _report(self, status: dict[str, Any]) -> None:
         rank = status.get("rank")
         if not isinstance(rank, str) or status.get("stage") == "registered":
@@ -142,16 +215,38 @@ class DumpControl:
             self._reported[rank] = report
             self._emit(report)
 
-    def _sample(self, dumps: list[dict[str, Any]]) -> None:
-        if not dumps:
+    def _sample(self) -> None:
+        if not self._writers_seen:
             return
-        sample = self._sum(dumps)
-        settled = self._last is not None and self._last.state == sample.state == "stopped"
-        if settled and self._last is not None and self._last.dump == sample.dump:
+        newest = max(self._writers_seen.values(), key=lambda dump: dump.get("started") or 0)
+        sample = self._sum([dump for dump in self._writers_seen.values() if dump["name"] == newest["name"]])
+        last = self._last
+        same = last is not None and (last.dump, last.started) == (sample.dump, sample.started)
+        if same and last is not None and last.state in ("stopped", "failed"):
+            if self._failure is not None or last == replace(sample, rate=last.rate, free=last.free):
+                return
+        elif self._failure is not None:
+            self._fail(sample, self._failure)
             return
-        self._last, self._last_time = sample, time.monotonic()
         self._follow_commits(sample)
+        self._tell(sample)
+
+    def _tell(self, sample: DumpSampled) -> None:
+        self._last, self._last_time = sample, time.monotonic()
         self._emit(sample)
+
+    def _fail(self, sample: DumpSampled, reason: str) -> None:
+        """The last sample of a dump whose writers are gone: what is committed is all there is."""
+        commits = self._follow_commits(sample)
+        rows, samples, size = commits.totals()
+        missing = Counter(dict(sample.missing))
+        missing["dump failed"] += max(0, sample.captured - rows)
+        self._tell(replace(
+            sample, state="failed", reason=reason, rate=None, captured=rows, committed=rows, samples=samples,
+            served=max(sample.served, rows + missing.total()), shards=len(commits.shards), bytes=size,
+            missing=tuple(sorted((why, count) for why, count in missing.items() if count)),
+            errors=(*sample.errors, f"{reason}; {rows} rows are committed: resume it, or run kimi-agent shards repair"),
+        ))  # fmt: skip
 
     def _sum(self, dumps: list[dict[str, Any]]) -> DumpSampled:
         name = dumps[0]["name"]
@@ -179,24 +274,22 @@ class DumpControl:
             bytes_per_token=dumps[0].get("bytes_per_token"),
             free=_free_bytes(directory),
             errors=tuple(error for dump in dumps for error in dump.get("errors") or ()),
+            write_errors=sum(dump.get("write_errors") or 0 for dump in dumps),
+            reason=next((dump["reason"] for dump in dumps if dump.get("reason")), None),
+            started=min((dump["started"] for dump in dumps if dump.get("started")), default=None),
         )
 
-    def _follow_commits(self, sample: DumpSampled) -> None:
-        if self._commits is None or self._commits.directory != Path(sample.directory):
-            self._commits = _Commits(Path(sample.directory))
+    def _follow_commits(self, sample: DumpSampled) -> _Commits:
+        directory, since = Path(sample.directory), sample.started or 0.0
         commits = self._commits
-        try:
-            with (commits.directory / "commits.jsonl").open("rb") as file:
-                file.seek(commits.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        commits.offset += len(whole)
-        for line in whole.splitlines():
-            commit = orjson.loads(line)
-            path = str(commits.directory / commit["shard"])
+        if commits is None or (commits.directory, commits.since) != (directory, since):
+            before = self._last
+            known = before is not None and (before.directory, before.started) == (sample.directory, sample.started)
+            commits = self._commits = _Commits(directory, since, before.shards if known and before else 0)
+        for commit in commits.read():
+            path = str(directory / commit["shard"])
             self._emit(ShardCommitted(self._run, sample.dump, path, commit["rows"], commit["samples"], commit["bytes"]))
+        return commits
 
 
 def _free_bytes(directory: Path) -> int | None:

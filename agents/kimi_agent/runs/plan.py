@@ -71,6 +71,7 @@ def capture_env(plan: Plan, run: str, sockets: Path) -> dict[str, str]:
         "KIMI_CAPTURE_RUN": run,
         "KIMI_CAPTURE_ROOT": str(plan.dump_root),
         "KIMI_CAPTURE_SHARD_MIB": str(plan.profile.capture.shard_mib),
+        "KIMI_CAPTURE_KEEP_FREE_GIB": str(plan.profile.capture.keep_free_gib),
     }
     whitelist = plan.env.get("SGLANG_PLUGINS", os.environ.get("SGLANG_PLUGINS"))
     if whitelist:

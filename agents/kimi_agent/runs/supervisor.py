@@ -34,7 +34,7 @@ from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.state import RunState, State
 from kimi_agent.paths import Home
 from kimi_agent.runs import baseline, launch, teardown
-from kimi_agent.runs.dump import DumpControl
+from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
 from kimi_agent.runs.plan import Plan
 from kimi_agent.runs.record import RunRecord
@@ -89,7 +89,7 @@ class Supervisor:
         self._exits: dict[int, int] = {}
         """Process file descriptors by pid; -1 where the kernel gives none."""
         self._code: int | None = None
-        self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit)
+        self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit, last_dump(record.run, state()))
         self.gone = asyncio.Event()
         """Set when the run has ended and was cleaned up."""
 
@@ -297,6 +297,7 @@ class Supervisor:
         if lines := self._log.rest():
             self._take(lines, self._log.count - len(lines))
         left = teardown.release(self._footprint, self.plan.profile.server.port, self._sockets)
+        self.dumps.end("the server ended while it was being written")
         launch.mark_ended(self.record, self._home.run(self.record.run))
         self._emit(RunExited(self.record.run, self._code, self._asked, left))
         if self._asked:

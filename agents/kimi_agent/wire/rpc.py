@@ -12,7 +12,7 @@ status                                         the same object as `kimi-agent st
 preflight      profile: dict                   {"problems": [{"slug","message","hint"}], "argv": [...]}
 launch         profile: dict                   {"run"}
 stop                                           {"run", "left": [...]}
-dump_start     name: str|null                  {"dump", "directory", "boundaries"}
+dump_start     name: str|null, resume: bool    {"dump", "directory", "boundaries"}; resume goes on with that dump
 dump_stop                                      {"dump", "rows", "samples", "shards"}
 dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
 shards         dump: str                       what `shards ls --json` prints

@@ -32,7 +32,7 @@ _FLAGS: Final = (
 
 def demo_profile(engine: Engine, port: int, dumps: Path | None = None) -> dict[str, Any]:
     """The profile, as `kimi_agent.profile.parse` reads it; dumps go to the agent's home unless `dumps` is given."""
-    capture: dict[str, Any] = {"layers": list(LAYERS), "shard_mib": SHARD_MIB}
+    capture: dict[str, Any] = {"layers": list(LAYERS), "shard_mib": SHARD_MIB, "keep_free_gib": 0.5}
     if dumps is not None:
         capture["directory"] = str(dumps)
     return {

@@ -89,6 +89,10 @@ def draw(view: View, width: int, height: int) -> Drawing:
     else:
         title.append((f"  {_layers(run)}", "dim"))
     lines = [_accounts(dump, base), _speed(dump, base), _disk(dump, base)]
+    if dump.state == "paused" and dump.reason:
+        lines += paragraphs(f"◐ {dump.reason}", "warn", width)
+    if dump.write_errors:
+        lines.append([(f" {fmt.count(dump.write_errors)} writes failed", "bad")])
     lines += [line for error in dump.errors[-2:] for line in paragraphs(f"✖ {error}", "bad", width)]
     return Drawing(title, [crop(line, width) for line in lines][:height])
 
