@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +50,7 @@ def hold_directory(directory: Path, *, exclusive: bool) -> int:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(fd)
-        who = ", ".join(holders(directory)) if exclusive else "a repair"
+        who = ", ".join(map(str, holders(directory))) if exclusive else "a repair"
         raise HeldError(f"{directory} is held by {who or 'another process'}") from error
     except OSError:
         os.close(fd)
@@ -57,8 +58,19 @@ def hold_directory(directory: Path, *, exclusive: bool) -> int:
     return fd
 
 
-def holders(directory: Path) -> list[str]:
-    """The writers that hold a dump, or held it when they were killed, in words."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a writer's lock, or held it when it was killed, as the lock file says."""
+
+    pid: int | None
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}" if self.pid is not None else "a writer"
+
+
+def holders(directory: Path) -> list[Holder]:
+    """The writers that hold a dump, or held it when they were killed."""
     return [_holder(path) for path in sorted(lock_files(directory))]
 
 
@@ -241,9 +253,9 @@ def _cut_torn(fd: int) -> int:
     return end
 
 
-def _holder(path: Path) -> str:
+def _holder(path: Path) -> Holder:
     try:
         holder = json.loads(path.read_bytes())
-        return f"process {holder['pid']} on {holder['host']}"
+        return Holder(int(holder["pid"]), str(holder["host"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return "a writer"
+        return Holder(None, socket.gethostname())

@@ -45,7 +45,7 @@ def test_a_root_and_a_dump_are_listed(make_dump: Maker, tmp_path: Path) -> None:
 def test_json_is_what_the_agent_hands_to_a_console(dump: Any, tmp_path: Path) -> None:
     listed = orjson.loads(shards("ls", tmp_path / "dumps", "--json").stdout)
     assert [set(entry) for entry in listed] == [
-        {"dump", "directory", "samples", "rows", "shards", "bytes", "time", "problems"}
+        {"dump", "directory", "samples", "rows", "shards", "bytes", "time", "problems", "writers"}
     ]
     listing = orjson.loads(shards("ls", dump.directory, "--json").stdout)
     assert set(listing) == {"dump", "directory", "boundaries", "conventions", "shards", "more", "problems"}

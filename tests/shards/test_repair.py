@@ -1,6 +1,7 @@
 """`kimi-agent shards repair`: what a crash or a bad disk left becomes a dump that verifies, and nothing is hidden."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,6 +137,19 @@ def test_a_dump_that_is_being_written_is_not_touched(dump: Any) -> None:
     lock.release()
     os.close(hold)
     assert repair(dump.directory).removed == (unfinished.name,)
+
+
+def test_a_list_says_who_writes_and_who_was_killed(dump: Any) -> None:
+    lock = WriterLock(dump.directory, "shard-TP0-", "run-a")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    holder = {"pid": dead.pid, "host": socket.gethostname(), "run": "run-a"}
+    (dump.directory / ".shard-DP1-TP0.lock").write_bytes(orjson.dumps(holder))
+    listed = shards("ls", dump.directory.parent)
+    assert listed.returncode == 0
+    assert f"– d1: process {os.getpid()} on {socket.gethostname()} writes into it" in listed.stdout
+    assert f"– d1: process {dead.pid} on {socket.gethostname()} was killed while it wrote" in listed.stdout
+    lock.release()
 
 
 def test_two_writers_cannot_have_one_part_of_a_dump(dump: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from kimi_agent.errors import UsageError
+from kimi_agent.host.procfs import starttime
 from kimi_agent.text import clean
+from kimi_capture.directory import holders
 from kimi_capture.format import COMMITS, MANIFEST, Commit, FormatError, Manifest, read_commits, read_manifest
 
 SEARCH_DEPTH: Final = 3
@@ -60,6 +63,7 @@ class Dump:
             "bytes": sum(commit.bytes for commit in self.commits),
             "time": max(times) or None,
             "problems": [clean(str(problem)) for problem in self.problems],
+            "writers": [clean(writer) for writer in writers(self.directory)],
         }
 
 
@@ -84,6 +88,16 @@ def open_dump(directory: Path) -> Dump:
     manifest, problems = _manifest(directory)
     commits, torn, found = _commits(directory)
     return Dump(directory, manifest, tuple(commits), (*problems, *found), torn)
+
+
+def writers(directory: Path) -> list[str]:
+    """Who writes into a dump, or was killed while it did, in words; nobody once its writers were stopped."""
+    found = []
+    for holder in holders(directory):
+        here = holder.host == socket.gethostname()
+        killed = here and (holder.pid is None or starttime(holder.pid) is None)
+        found.append(f"{holder} was killed while it wrote" if killed else f"{holder} writes into it")
+    return found
 
 
 def find_dumps(root: Path) -> list[Dump]:

@@ -122,7 +122,7 @@ def _cannot(directory: Path, error: OSError) -> KimiError:
 
 
 def _repair(directory: Path, progress: Progress | None) -> RepairResult:
-    killed = tuple(holders(directory))
+    killed = tuple(clean(str(holder)) for holder in holders(directory))
     torn = cut_torn_line(directory / COMMITS)
     cut_torn_line(directory / RUNS)
     result = verify(directory, progress)

@@ -42,7 +42,8 @@ def dump_table(root: Path, dumps: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     head = ("dump", "samples", "rows", "shards", "size", "last commit", "directory")
     problems = [f"! {dump['dump']}: {problem}" for dump in dumps for problem in dump["problems"]]
-    return [*table(head, rows, left=(0, 6)), *problems]
+    writers = [f"– {dump['dump']}: {writer}" for dump in dumps for writer in dump["writers"]]
+    return [*table(head, rows, left=(0, 6)), *problems, *writers]
 
 
 def shard_table(listing: Mapping[str, Any]) -> list[str]:
