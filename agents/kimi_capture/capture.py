@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +13,13 @@ from kimi_capture import __version__
 from kimi_capture.claim import StoreError
 from kimi_capture.control import Control, Refused, stacks, write_atomically
 from kimi_capture.dump import Dump, Limits, inside, tokens_of
-from kimi_capture.facts import Facts, read_facts
+from kimi_capture.facts import Facts, read_facts, text_model
+from kimi_capture.format import PRE_NORM_RMS, Manifest
 from kimi_capture.guard import Guard
-from kimi_capture.rows import MULTIMODAL, Ledger, Piece
+from kimi_capture.modes import Modes, mode_of, rows_given
+from kimi_capture.norm import FinalNorm
+from kimi_capture.rows import EMBEDDINGS, MULTIMODAL, Ledger, Piece
+from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import Stager
 from kimi_capture.store import Store
 from kimi_capture.writer import Finished
@@ -37,6 +42,9 @@ class Capture:
         self._starting = threading.Lock()
         self._ledger = Ledger()
         self._stager = Stager()
+        self._norm = FinalNorm()
+        self._checker = Checker(self.guard)
+        self._modes = Modes()
         self._dump: Dump | None = None
         self._steps = 0
         self._last_forward: float | None = None
@@ -51,7 +59,10 @@ class Capture:
 
     def on_configured(self, model: Any) -> None:
         """SGLang told the model which layers to capture."""
-        self._facts = read_facts(model)
+        self._facts = facts = read_facts(model)
+        if facts.writer:
+            self._norm.attach(getattr(text_model(model), "norm", None))
+            self._checker.attach(model)
         self._beat()
 
     def on_forward(self, output: Any, runner: Any, batch: Any) -> None:
@@ -62,19 +73,25 @@ class Capture:
         self._steps += 1
         self._last_forward = time.time()
         facts = self._facts
-        if facts is None or not facts.writer or not batch.rids:
+        if facts is None or not facts.writer:
+            return
+        rows = entries(batch) if batch.rids else []
+        self._prove(output, batch, rows, facts)
+        if not rows:
             return
         with self._lock:
             dump = self._dump
             active = dump is not None and dump.active
             pieces = self._ledger.step(
-                entries(batch), dump.refusal() if dump and active else None, dump.writer.rids if dump and active else ()
+                rows, dump.refusal() if dump and active else None, dump.writer.rids if dump and active else ()
             )
         held = 0.0
         if dump is not None and active and pieces:
-            held = self._stage(dump, output.logits_output, batch, pieces)
+            held = self._stage(dump, output, batch, pieces)
+            self._checker.keep(rows, pieces, output.logits_output.next_token_logits)
         elif self._stager.device is None and batch.input_ids is not None:
             self._stager.device = batch.input_ids.device
+        self._norm.forget()
         self._cost += time.perf_counter() - began - held
         self._cost_steps += 1
 
@@ -150,7 +167,7 @@ class Capture:
                 raise Refused("already-dumping", running, "stop it first")
             self._dump.stop(0)
         try:
-            store = Store(directory, facts.rank, facts.manifest(name, self._run, time.time()), resume=resume)
+            store = Store(directory, facts.rank, self._manifest(facts, name), resume=resume)
         except StoreError as error:
             raise Refused(error.slug, error.message, error.hint) from error
         except OSError as error:
@@ -160,17 +177,37 @@ class Capture:
         self._stager.prepare(limits.arena, len(facts.boundaries), facts.hidden_size, facts.dtype)
         if self._stager.problem:
             self.guard.note(self._stager.problem)
+        self._checker.reset()
+        size = facts.row_bytes() + (4 if store.manifest.pre_norm else 0)
         with self._lock:
             self._cost, self._cost_steps = 0.0, 0
             self._dump = Dump(
-                self._ledger, self._lock, store, row_bytes=facts.row_bytes(), limits=limits, guard=self.guard
+                self._ledger, self._lock, store, row_bytes=size, limits=limits, guard=self.guard, checker=self._checker
             )
+
+    def _manifest(self, facts: Facts, name: str) -> Manifest:
+        manifest, reason = facts.manifest(name, self._run, time.time()), self._norm.reason
+        pre_norm = None if reason else "rms"
+        return replace(manifest, pre_norm=pre_norm, pre_norm_reason=reason, final_norm=self._norm.facts)
+
+    def _prove(self, output: Any, batch: Any, rows: list[tuple[str, int, int]], facts: Facts) -> None:
+        """Count the step by its mode, and say so when the model gave no states in one."""
+        computed = sum(length for _, _, length in rows)
+        mode = mode_of(batch, rows, graph=output.can_run_graph)
+        captured = rows_given(output.logits_output, computed, len(facts.boundaries))
+        if self._modes.book(mode, computed, captured):
+            what = f"{facts.model_class} gave hidden states for {captured} of {computed} rows"
+            self.guard.note(f"capture_patch: {what} in a {mode} step")
 
     def _stage(self, dump: Dump, output: Any, batch: Any, pieces: list[Piece]) -> float:
         """Take a step's rows; the seconds for which the engine was held back."""
         assert self._facts is not None
         before = dump.writer.held_back
-        if reason := dump.stage(self._stager, sources(output, batch, len(self._facts.boundaries)), pieces):
+        source = sources(output.logits_output, batch, len(self._facts.boundaries))
+        if dump.manifest.pre_norm is not None:
+            rows = len(source["last_hidden_state"])
+            source[PRE_NORM_RMS] = self._norm.take(rows, replayed=output.can_run_graph)
+        if reason := dump.stage(self._stager, source, pieces):
             with self._lock:
                 for rid in batch.rids:
                     self._ledger.shed(rid, reason)
@@ -185,6 +222,8 @@ class Capture:
                 self._ledger.abort(request.rid)
             elif request.multimodal_inputs is not None:
                 self._ledger.abort(request.rid, MULTIMODAL)
+            elif request.input_embeds is not None:
+                self._ledger.abort(request.rid, EMBEDDINGS)
             else:
                 pieces = self._ledger.finish(request.rid, prompt, output)
                 if pieces and self._dump is not None:
@@ -219,6 +258,8 @@ class Capture:
             "last_forward": self._last_forward,
             "errors": self.guard.errors,
             "last_error": self.guard.last_error,
+            "modes": self._modes.describe(),
+            "pre_norm": {"kind": None if self._norm.reason else "rms", "reason": self._norm.reason},
         }
 
     def _beat(self) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from kimi_capture.format import Array, Manifest
 from kimi_capture.guard import Guard
 from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger, Piece
+from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import REGION, Chunk, Stager
 from kimi_capture.store import Store
 from kimi_capture.writer import GIB, Finished, Writer
@@ -57,18 +58,20 @@ class Dump:
     """A dump from `start` to `stopped`. Owns the ledger's accounts for that time; `lock` guards the ledger."""
 
     def __init__(
-        self, ledger: Ledger, lock: threading.Condition, store: Store, *, row_bytes: int, limits: Limits, guard: Guard
-    ) -> None:
+        self, ledger: Ledger, lock: threading.Condition, store: Store, *, row_bytes: int, limits: Limits, guard: Guard,
+        checker: Checker | None = None,
+    ) -> None:  # fmt: skip
         self._ledger = ledger
         self._lock = lock
         self._row_bytes = row_bytes
+        self._checker = checker
         self._limits = limits
         self._state = "writing"
         self._errors: list[str] = []
         self._started = time.time()
         self.writer = Writer(
             store, row_bytes=row_bytes, shard_bytes=limits.shard, limit=limits.waiting, guard=guard, lost=self._lost,
-            on_failure=self.fail, keep_free=limits.keep_free,
+            on_failure=self.fail, keep_free=limits.keep_free, checker=checker,
         )  # fmt: skip
         with lock:
             ledger.open()
@@ -163,6 +166,7 @@ class Dump:
             "write_errors": writer.write_errors,
             "started": self._started,
             "held_back_s": round(writer.held_back, 3),
+            "self_check": self._checker and self._checker.describe(),
             "errors": errors + [reason for reason in (writer.failed,) if reason and reason not in errors],
         }
 

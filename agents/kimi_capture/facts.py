@@ -72,7 +72,7 @@ def read_facts(model: "torch.nn.Module") -> Facts:
     import sglang  # noqa: PLC0415 - only scheduler ranks have it
     from sglang.srt.runtime_context import get_parallel, get_server_args  # noqa: PLC0415
 
-    inner = getattr(model, "language_model", model).model
+    inner = text_model(model)
     layers = getattr(inner, "layers_to_capture", None)
     if not layers:
         raise ValueError(f"{type(model).__name__} captures no layers: are the aux hidden state flags set?")
@@ -96,6 +96,11 @@ def read_facts(model: "torch.nn.Module") -> Facts:
         parallel={name: int(getattr(parallel, f"{name}_size")) for name in SIZES},
         warnings=tuple(warnings()),
     )
+
+
+def text_model(model: Any) -> Any:
+    """The decoder of a model, without the head and without what wraps it for images."""
+    return getattr(model, "language_model", model).model
 
 
 def rank_tag(title: str) -> str:

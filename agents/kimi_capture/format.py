@@ -5,6 +5,7 @@ samples, with K boundaries of hidden size H:
 
     token_ids [N] int64 · positions [N] int64 · sample_offsets [S+1] int64
     aux_hidden_states [N, K, H] · last_hidden_state [N, H]      BF16, F16 or F32; BF16 is uint16 in numpy
+    last_pre_norm_rms [N] float32: of the state before the final norm, NaN where unknown; only if the manifest has it
 
 `__metadata__["kimi"]` is the JSON of `ShardMeta`; `__metadata__["kimi_xxh3"]` is its own hash. A shard exists if and
 only if `commits.jsonl` has a line, ended by a newline, that names it.
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kimi_capture.statistics import Statistics, shard_moments, shard_statistics
+from kimi_capture.statistics import Statistics
 
 Array = npt.NDArray[Any]
 VERSION: Final = 1
@@ -42,6 +43,8 @@ STATE_DTYPES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """The manifest's `dtype` (torch's spelling) to the shard's."""
 TENSORS: Final = ("token_ids", "positions", "sample_offsets", "aux_hidden_states", "last_hidden_state")
 """Order in the file: 8-byte elements first keeps every tensor aligned without holes."""
+PRE_NORM_RMS: Final = "last_pre_norm_rms"
+"""The tensor that may follow these."""
 
 
 class FormatError(ValueError):
@@ -67,6 +70,20 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """The head applied to captured rows, held against the logits that the engine itself computed there."""
+
+    checked: int
+    """Rows, since the dump began."""
+    max_error: float
+    """Largest difference of a log-probability."""
+    mean_error: float
+    """Of the rows' largest differences."""
+    failed: int
+    """Rows whose difference was more than rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardMeta:
     """What a shard says about itself."""
 
@@ -76,6 +93,8 @@ class ShardMeta:
     """xxh3-64 of each tensor's bytes, hex."""
     statistics: dict[str, Statistics]
     """By physical boundary, in column order, and `last`."""
+    self_check: SelfCheck | None = None
+    """As it stood when the shard was written; None when nothing was checked yet."""
     version: int = VERSION
 
     @property
@@ -96,19 +115,25 @@ class Shard:
     token_ids: Array
     positions: Array
     sample_offsets: Array
+    last_pre_norm_rms: Array | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors that it has, in the file's order."""
+        return TENSORS if self.last_pre_norm_rms is None else (*TENSORS, PRE_NORM_RMS)
 
     @property
     def rows(self) -> int:
         return len(self.token_ids)
 
     def tensor(self, name: str) -> Array:
-        """The tensor of that name of `TENSORS`."""
+        """The tensor of that name of `names`."""
         array: Array = getattr(self, name)
         return array
 
     def corrupt(self) -> list[str]:
         """Names of the tensors whose bytes are not those that were written."""
-        return [name for name in TENSORS if _hash(self.tensor(name)) != self.meta.xxh3[name]]
+        return [name for name in self.names if _hash(self.tensor(name)) != self.meta.xxh3[name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +179,12 @@ class Manifest:
     """The server's command line; keys and passwords are taken out."""
     parallel: dict[str, int]
     """tp, dp, pp, attn_tp, attn_dp, attn_cp, ep sizes."""
+    pre_norm: str | None = None
+    """`rms`: shards have `last_pre_norm_rms`, which makes the state before the final norm recoverable."""
+    pre_norm_reason: str | None = None
+    """Why it is not recoverable, if so."""
+    final_norm: dict[str, float] | None = None
+    """eps, and offset: 1 where the norm multiplies by 1 + weight."""
     version: int = VERSION
 
     def encode(self) -> bytes:
@@ -163,13 +194,8 @@ class Manifest:
 def conventions(boundaries: tuple[int, ...], flag_offset: int) -> dict[str, dict[str, int]]:
     """Every spelling of each boundary; `flag_offset` is what this launch's model class added to the flag's ids."""
     return {
-        str(boundary): {
-            "sglang_flag": boundary - flag_offset,
-            "sglang_internal": boundary,
-            "vllm": boundary,
-            "specforge": boundary - 1,
-        }
-        for boundary in boundaries
+        str(b): {"sglang_flag": b - flag_offset, "sglang_internal": b, "vllm": b, "specforge": b - 1}
+        for b in boundaries
     }
 
 
@@ -204,37 +230,6 @@ def file_xxh3(path: Path) -> str:
     return str(digest.hexdigest())
 
 
-def encode_shard(
-    tensors: Mapping[str, Array], *, dump: str, dtype: str, boundaries: tuple[int, ...], samples: tuple[Sample, ...]
-) -> tuple[list[memoryview], str]:
-    """The buffers of a shard file, in order, and the whole file's xxh3-64.
-
-    `tensors` has the names and shapes of the module's head; the state arrays have `dtype` (BF16, F16, F32).
-    """
-    arrays = {name: np.ascontiguousarray(tensors[name]) for name in TENSORS}
-    aux, last = arrays["aux_hidden_states"], arrays["last_hidden_state"]
-    columns = shard_statistics(
-        shard_moments(aux, last), [*map(str, boundaries), "last"],
-        lambda row, column: aux[row, column] if column < len(boundaries) else last[row],
-    )  # fmt: skip
-    meta = ShardMeta(dump, samples, {name: _hash(array) for name, array in arrays.items()}, columns)
-    header = encode_header({name: (array.dtype, array.shape) for name, array in arrays.items()}, meta, dtype)
-    buffers = [memoryview(header), *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
-    digest = xxhash.xxh3_64()
-    for buffer in buffers:
-        digest.update(buffer)
-    return buffers, str(digest.hexdigest())
-
-
-def write_shard(
-    path: Path, tensors: Mapping[str, Array], *, dump: str, dtype: str, boundaries: tuple[int, ...],
-    samples: tuple[Sample, ...],
-) -> tuple[int, str]:  # fmt: skip
-    """Write a shard and fsync it; returns its size and xxh3-64. Does not commit. Raises OSError."""
-    buffers, digest = encode_shard(tensors, dump=dump, dtype=dtype, boundaries=boundaries, samples=samples)
-    return write_durably(path, buffers), digest
-
-
 def write_durably(path: Path, buffers: list[memoryview]) -> int:
     """Create or replace a file with the buffers and fsync it; returns its size. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -264,7 +259,7 @@ def read_shard(path: Path) -> Shard:
         raise FormatError(path, f"a header of {length} bytes does not fit a file of {size}")
     header = _parse_object(path, data[8 : 8 + length], "header")
     meta = _parse_meta(path, header.pop("__metadata__", None))
-    if set(header) != set(TENSORS):
+    if set(header) - {PRE_NORM_RMS} != set(TENSORS):
         raise FormatError(path, f"tensors are {sorted(header)}, expected {sorted(TENSORS)}")
     arrays = _map_tensors(path, header, memoryview(data)[8 + length :])
     shard = Shard(path, meta, header["aux_hidden_states"]["dtype"], **arrays)
@@ -303,7 +298,7 @@ def _hash(array: Array) -> str:
 
 
 def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], meta: ShardMeta, dtype: str) -> bytes:
-    """The beginning of a shard file, up to the first tensor; `tensors` are (dtype, shape) in order of `TENSORS`.
+    """The beginning of a shard file, up to the first tensor; `tensors` are (dtype, shape) in order.
 
     Raises ValueError when a tensor has another dtype than the format wants.
     """
@@ -311,7 +306,7 @@ def encode_header(tensors: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], 
     header: dict[str, Any] = {"__metadata__": {"kimi": kimi, "kimi_xxh3": xxhash.xxh3_64_hexdigest(kimi.encode())}}
     offset = 0
     for name, (held, shape) in tensors.items():
-        spelled = dtype if name in ("aux_hidden_states", "last_hidden_state") else "I64"
+        spelled = {"aux_hidden_states": dtype, "last_hidden_state": dtype, PRE_NORM_RMS: "F32"}.get(name, "I64")
         if held != DTYPES[spelled]:
             raise ValueError(f"{name} is {held}, expected {DTYPES[spelled]} for {spelled}")
         size = prod(shape) * held.itemsize
@@ -346,7 +341,9 @@ def _parse_meta(path: Path, metadata: object) -> ShardMeta:
         if not all(isinstance(sample.rows, int) and sample.rows >= 0 for sample in samples):
             raise FormatError(path, "a sample's rows are not a count")
         numbers = {name: Statistics(**entry) for name, entry in value["statistics"].items()}
-        return ShardMeta(str(value["dump"]), samples, {name: str(value["xxh3"][name]) for name in TENSORS}, numbers)
+        check = value.get("self_check")
+        hashes = {name: str(value["xxh3"][name]) for name in (*TENSORS, *({PRE_NORM_RMS} & set(value["xxh3"])))}
+        return ShardMeta(str(value["dump"]), samples, hashes, numbers, check and SelfCheck(**check))
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(path, f"the metadata lacks or has too much of something: {error}") from error
 
@@ -354,7 +351,7 @@ def _parse_meta(path: Path, metadata: object) -> ShardMeta:
 def _map_tensors(path: Path, header: dict[str, Any], data: memoryview) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     end = 0
-    for name in TENSORS:
+    for name in (*TENSORS, *({PRE_NORM_RMS} & set(header))):
         try:
             dtype = DTYPES[header[name]["dtype"]]
             shape = tuple(int(extent) for extent in header[name]["shape"])
@@ -384,6 +381,9 @@ def _check_shard(shard: Shard, header: dict[str, Any]) -> None:
     if aux.shape[0] != rows or len(shard.positions) != rows or aux.shape[1] != len(shard.meta.boundaries):
         raise FormatError(shard.path, f"the tensors disagree on {rows} rows or {aux.shape[1]} boundaries")
     ends = np.cumsum([0, *(sample.rows for sample in samples)])
+    rms = shard.last_pre_norm_rms
+    if rms is not None and (rms.shape != (rows,) or rms.dtype != DTYPES["F32"] or PRE_NORM_RMS not in shard.meta.xxh3):
+        raise FormatError(shard.path, f"{PRE_NORM_RMS} does not belong to {rows} rows")
     if len(offsets) != len(samples) + 1 or not np.array_equal(offsets, ends) or ends[-1] != rows:
         raise FormatError(shard.path, "sample_offsets do not fit the samples")
 

@@ -10,6 +10,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from kimi_capture.modes import PROOF
+
 HEALTH_CHECK: Final = "HEALTH_CHECK_"
 """How SGLang's own probes begin their request ids; their rows are nobody's data."""
 STARTED_BEFORE: Final = "started before the dump"
@@ -22,6 +24,7 @@ DISK_FULL: Final = "disk full"
 ROWS_MISSING: Final = "rows missing"
 MISMATCH: Final = "token mismatch"
 MULTIMODAL: Final = "multimodal request"
+EMBEDDINGS: Final = "request of embeddings"
 ALREADY: Final = "already in the dump"
 
 
@@ -118,7 +121,7 @@ class Ledger:
         pieces: list[Piece] = []
         offset = 0
         for rid, start, length in entries:
-            if not rid.startswith(HEALTH_CHECK):
+            if not rid.startswith((HEALTH_CHECK, PROOF)):
                 track = self._tracks.get(rid) or self._begin(rid, start, ALREADY if rid in known else refuse)
                 if self._book(track, start, length):
                     piece = Piece(start, length, offset)

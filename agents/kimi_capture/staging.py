@@ -28,13 +28,11 @@ REGION: Final = 256 << 20
 """Bytes by which host memory grows beyond what was taken at the start."""
 SMALL: Final = 64 << 20
 """Regions this small are not worth splitting."""
-NAMES: Final = ("aux_hidden_states", "last_hidden_state", "token_ids", "positions")
-STATES: Final = NAMES[:2]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one request on the host: arrays by name of `NAMES`, first axis the row; bf16 as uint16."""
+    """Rows of one request on the host: arrays by the shard's names, first axis the row; bf16 as uint16."""
 
     arrays: dict[str, Array]
     moments: Array | None = None
@@ -136,7 +134,7 @@ class Stager:
     def stage(self, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> Chunk | None:
         """Start the copy of the rows of `pieces`; None when the arena has no room for it now.
 
-        `source` has the step's tensors by name of `NAMES`, row first. Raises ValueError when they are too short.
+        `source` has the step's tensors by the shard's names, row first. Raises ValueError when they are too short.
         """
         first = min(piece.offset for piece in pieces)
         last = max(piece.offset + piece.length for piece in pieces)
@@ -269,6 +267,6 @@ def join(rows: list[Rows]) -> list[Rows]:
     """The same rows in one piece of memory; none when there are none."""
     if len(rows) < 2:
         return rows
-    arrays = {name: np.concatenate([part.arrays[name] for part in rows]) for name in NAMES}
+    arrays = {name: np.concatenate([part.arrays[name] for part in rows]) for name in rows[0].arrays}
     moments: list[Any] = [part.moments for part in rows]
     return [Rows(arrays, None if any(part is None for part in moments) else np.concatenate(moments))]

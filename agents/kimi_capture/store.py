@@ -19,6 +19,7 @@ from kimi_capture.format import (
     Commit,
     Manifest,
     Sample,
+    SelfCheck,
     encode_commit,
 )
 from kimi_capture.parts import encode_parts
@@ -51,7 +52,7 @@ class Store:
 
     def commit(
         self, name: str, tensors: Mapping[str, Array | Sequence[Array]], samples: tuple[Sample, ...],
-        moments: Sequence[Array | None] = (None,),
+        moments: Sequence[Array | None] = (None,), self_check: SelfCheck | None = None,
     ) -> Commit:  # fmt: skip
         """Write and commit a shard; when it returns, the shard is durable and listed.
 
@@ -62,7 +63,7 @@ class Store:
         parts = {name: [tensor] if isinstance(tensor, np.ndarray) else tensor for name, tensor in tensors.items()}
         buffers = encode_parts(
             parts, moments, dump=manifest.dump, dtype=STATE_DTYPES[manifest.dtype], boundaries=manifest.boundaries,
-            samples=samples,
+            samples=samples, self_check=self_check,
         )  # fmt: skip
         size, digest = self._place(name, buffers)
         rids = tuple(sample.rid for sample in samples)

@@ -19,7 +19,8 @@ import numpy as np
 from kimi_capture.format import Array, Commit, Sample
 from kimi_capture.guard import Guard
 from kimi_capture.rows import ALREADY, DISK_FULL, DUMP_FAILED, MISMATCH, ROWS_MISSING, Piece
-from kimi_capture.staging import NAMES, Chunk, Rows, assemble
+from kimi_capture.selfcheck import Checker
+from kimi_capture.staging import Chunk, Rows, assemble
 from kimi_capture.store import Store
 
 COMMITTERS: Final = 6
@@ -32,6 +33,8 @@ HOLD: Final = 30.0
 """Longest time in seconds that one step is held back."""
 LOOK: Final = 0.1
 """Seconds after which a step that is held back looks whether waiting still makes sense."""
+PATIENCE: Final = 1.0
+"""Seconds that a shard waits for the self-check of its rows."""
 Lost = Callable[[int, str, "str | None"], None]
 """Told of rows that are lost after all: how many, the reason, and the problem in words if it is an error."""
 
@@ -80,7 +83,8 @@ class Batch:
 
     def tensors(self) -> dict[str, list[Array]]:
         """The shard's tensors, each in the pieces that it lies in."""
-        tensors: dict[str, list[Array]] = {name: [rows.arrays[name] for rows in self.parts] for name in NAMES}
+        names = self.parts[0].arrays
+        tensors: dict[str, list[Array]] = {name: [rows.arrays[name] for rows in self.parts] for name in names}
         tensors["sample_offsets"] = [np.cumsum([0, *(sample.rows for sample, _ in self.samples)], dtype=np.int64)]
         return tensors
 
@@ -90,7 +94,7 @@ class Writer:
 
     def __init__(
         self, store: Store, *, row_bytes: int, shard_bytes: int, limit: int, guard: Guard, lost: Lost,
-        on_failure: Callable[[str], None], keep_free: int = 0,
+        on_failure: Callable[[str], None], keep_free: int = 0, checker: Checker | None = None,
     ) -> None:  # fmt: skip
         """`limit`: bytes that may wait; at least two shards, or a shard that is being filled would block itself.
 
@@ -99,6 +103,7 @@ class Writer:
         `on_failure` is told when a shard cannot be written for any reason but a full disk; it ends with `fail`.
         """
         self.store = store
+        self._checker = checker
         self.limit = max(limit, 2 * shard_bytes)
         self.paused: str | None = None
         self.failed: str | None = None
@@ -234,6 +239,8 @@ class Writer:
     def _collect(self, item: Finished, parts: list[Rows]) -> None:
         rows = len(item.tokens)
         self.rids.add(item.rid)
+        if self._checker is not None:
+            self._checker.check(item.rid, parts)
         sample = Sample(item.rid, item.prompt_tokens, item.output_tokens, rows, item.finish_reason)
         if not self._batch.samples:
             self._batch.since = time.monotonic()
@@ -272,12 +279,13 @@ class Writer:
         samples = tuple(sample for sample, _ in batch.samples)
         tensors = batch.tensors()
         moments = [rows.moments for rows in batch.parts]
+        checked = self._checker.totals(PATIENCE) if self._checker is not None else None
         while self._drop is None:
             try:
                 if low := self._low_water(batch.bytes):
                     self._pause(low)
                     continue
-                commit = self.store.commit(name, tensors, samples, moments)
+                commit = self.store.commit(name, tensors, samples, moments, checked)
             except OSError as error:
                 self._failed_to_write(name, error)
             else:

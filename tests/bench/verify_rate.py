@@ -31,8 +31,8 @@ from kimi_capture.format import (
     encode_commit,
     file_xxh3,
     read_shard,
-    write_shard,
 )
+from kimi_capture.parts import write_shard
 
 BOUNDARIES = (3, 31, 59)
 ROWS_OF_A_SAMPLE = 512

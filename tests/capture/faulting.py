@@ -28,8 +28,8 @@ from kimi_capture.format import (
     read_manifest,
     read_shard,
     to_float32,
-    write_shard,
 )
+from kimi_capture.parts import write_shard
 
 from .conftest import ENGINE, PYTHON, Server, environment, free_port, stop, wait_ready
 

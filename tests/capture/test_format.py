@@ -19,14 +19,13 @@ from kimi_capture.format import (
     Sample,
     conventions,
     encode_commit,
-    encode_shard,
     file_xxh3,
     read_commits,
     read_manifest,
     read_shard,
     to_float32,
-    write_shard,
 )
+from kimi_capture.parts import encode_parts, write_shard
 from kimi_capture.statistics import statistics
 
 RIDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -151,9 +150,8 @@ def test_noise_is_refused(tmp_path: Path, noise: bytes) -> None:
 
 
 def test_a_shard_is_aligned_for_a_memory_map() -> None:
-    buffers, _ = encode_shard(
-        tensors([3], 3, 5, "F32", 0), dump="d", dtype="F32", boundaries=(1, 2, 3), samples=samples(["a"], [3])
-    )
+    whole = {name: [tensor] for name, tensor in tensors([3], 3, 5, "F32", 0).items()}
+    buffers = encode_parts(whole, [None], dump="d", dtype="F32", boundaries=(1, 2, 3), samples=samples(["a"], [3]))
     assert buffers[0].nbytes % 64 == 0
 
 

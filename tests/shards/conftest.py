@@ -17,8 +17,8 @@ from kimi_capture.format import (
     Sample,
     conventions,
     encode_commit,
-    write_shard,
 )
+from kimi_capture.parts import write_shard
 
 BOUNDARIES = (2, 3, 4)
 HIDDEN = 16

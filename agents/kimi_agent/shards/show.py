@@ -16,7 +16,7 @@ from kimi_agent.shards.dumps import Dump, find_dumps, open_dump, validated
 from kimi_agent.shards.stats import quick_statistics
 from kimi_agent.shards.tokens import Vocabulary, load_vocabulary
 from kimi_agent.text import clean
-from kimi_capture.format import TENSORS, Sample, Shard, read_shard, to_float32
+from kimi_capture.format import PRE_NORM_RMS, Sample, Shard, read_shard, to_float32
 
 ANSWER_BYTES: Final = 900_000
 """Size of the samples in an answer, so that all of it stays under the wire's 1 MiB a line."""
@@ -105,7 +105,7 @@ def show_shard(
         "shard": clean(name),
         "committed": any(commit.shard == name for commit in dump.commits),
         "tensors": {
-            tensor: {"dtype": _dtype(shard, tensor), "shape": list(shard.tensor(tensor).shape)} for tensor in TENSORS
+            name: {"dtype": _dtype(shard, name), "shape": list(shard.tensor(name).shape)} for name in shard.names
         },
         "statistics": {column: asdict(numbers) for column, numbers in shard.meta.statistics.items()},
         "dump_statistics": quick_statistics(dump),
@@ -144,7 +144,7 @@ def _open(dump: Dump, name: str) -> Shard:
 
 
 def _dtype(shard: Shard, tensor: str) -> str:
-    return shard.dtype if tensor in {"aux_hidden_states", "last_hidden_state"} else "I64"
+    return {"aux_hidden_states": shard.dtype, "last_hidden_state": shard.dtype, PRE_NORM_RMS: "F32"}.get(tensor, "I64")
 
 
 def _spans(shard: Shard, first: int, last: int, token: int, tokens: int) -> list[_Span]:
