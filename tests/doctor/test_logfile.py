@@ -100,3 +100,29 @@ def test_any_text_gets_a_verdict(lines: list[str]) -> None:
     found = diagnose_log(lines)
     assert found.status in ("STARTING", "READY", "SLOW", "HUNG", "FAILED")
     assert diagnose_log([]).verdict.kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("file", "error"),
+    [
+        ("models/deepseek_v2.py", "ValueError: too many values to unpack (expected 2)"),
+        ("models/kimi_k25.py", "ValueError: not enough values to unpack (expected 2, got 1)"),
+        ("layers/aux_hidden_states.py", "RuntimeError: captured 1 of 3 aux hidden states"),
+    ],
+)
+def test_a_model_that_returns_no_states_is_told_from_any_other_exception(file: str, error: str) -> None:
+    name = "cpu-deepseek-warmup-shape-error"
+    lines = lines_of(name)
+    end = next(number for number, line in enumerate(lines) if line.startswith("RuntimeError"))
+    frame = f'  File "/sgl/srt/{file}", line 3418, in forward'
+    found = diagnose_log([*lines[: end - 2], frame, "    hidden_states, aux = hidden_states", error, *lines[end + 1 :]])
+    assert (found.status, found.verdict.kind, found.verdict.rank) == ("FAILED", "capture_patch", "TP0")
+    assert any("models/" in line or "aux_hidden_states" in line for line in found.verdict.evidence)
+
+
+def test_the_same_words_from_elsewhere_are_just_an_exception() -> None:
+    lines = lines_of("cpu-deepseek-warmup-shape-error")
+    end = next(number for number, line in enumerate(lines) if line.startswith("RuntimeError"))
+    frame, error = '  File "/sgl/srt/managers/io_struct.py", line 7, in split', "ValueError: too many values to unpack"
+    found = diagnose_log([*lines[: end - 2], frame, "    a, b = parts", error, *lines[end + 1 :]])
+    assert found.verdict.kind == "exception"

@@ -1,5 +1,6 @@
 """The doctor's rules: each looks at the evidence and returns a verdict, or `None` when it has nothing to say."""
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,12 @@ BUSY: Final = 50.0
 """Percent of a core above which a process computes, or spins."""
 SLOW_READ: Final = 1_000_000.0
 """Bytes per second that tell a load that advances from one that stands."""
+UNPACKED: Final = re.compile(r"(?:too many|not enough) values to unpack|cannot unpack non-iterable")
+MODEL_FORWARD: Final = re.compile(r'/models/[^/"]+\.py", line \d+, in \w*forward')
+SHORT_OF_LAYERS: Final = re.compile(
+    r"captured \d+ of \d+ aux hidden states|The model captured [\d.]+ aux hidden states"
+)
+"""What SGLang says when the model returned fewer boundaries than were asked for."""
 MANY_FAULTS: Final = 100.0
 """Major page faults per second that mean reading through mapped files."""
 
@@ -65,6 +72,23 @@ def port_in_use(evidence: Evidence) -> Verdict | None:
     summary = "a port that the server needs is taken by another process"
     advice = ("stop the other process, or choose another port",)
     return Verdict("port_in_use", summary, None, 0.95, (f"log: {line}",), (), advice)
+
+
+def capture_patch(evidence: Evidence) -> Verdict | None:
+    """The model did not return what capture was configured for: a patch, or a path through it, forgets the states."""
+    raised = evidence.facts.exception
+    if raised is None:
+        return None
+    unpacked = UNPACKED.match(raised.message) and MODEL_FORWARD.search(raised.where)
+    if not unpacked and not SHORT_OF_LAYERS.search(raised.message):
+        return None
+    lines = [f"log: {raised.rank or 'the main process'}: {raised}"]
+    lines += [f"log: {raised.where}"] if raised.where else []
+    summary = "the capture flag is on, but the model's forward pass did not return the auxiliary hidden states"
+    advice = ("launch once with [capture] enabled = false: if that starts, the patch or the layer ids are wrong",
+              "in the model's forward, return (hidden, aux) in every mode: EXTEND, DECODE and IDLE",
+              "two-batch overlap and layer ids beyond the model give this too")  # fmt: skip
+    return Verdict("capture_patch", summary, raised.rank, 0.95, tuple(lines), (), advice)
 
 
 def exception(evidence: Evidence) -> Verdict | None:
@@ -287,7 +311,7 @@ def ended(evidence: Evidence) -> Verdict | None:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    out_of_memory, port_in_use, exception, dead_rank, stopped, watchdog, ended, compiling, plugin_missing, storage,
-    straggler, warm_up, heartbeat, silent,
+    out_of_memory, port_in_use, capture_patch, exception, dead_rank, stopped, watchdog, ended, compiling,
+    plugin_missing, storage, straggler, warm_up, heartbeat, silent,
 )  # fmt: skip
 """In the order in which they are asked: what is certain first, what is a guess last."""

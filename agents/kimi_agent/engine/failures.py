@@ -53,6 +53,8 @@ class Raised:
     """Whether its process died of it, as far as the log says."""
     effect: bool
     """A peer's death seen from a survivor: never the cause."""
+    where: str = ""
+    """The traceback's last frame: file, line and function."""
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -66,6 +68,7 @@ class _Open:
     time: float | None
     fatal: bool
     frames: int = 0
+    where: str = ""
     derived: bool = False
     """It was raised from an exception already seen, which is the cause."""
 
@@ -136,6 +139,8 @@ class FailureReader:
         if newest.frames == 0 and _UNCAUGHT.match(text):
             newest.fatal = True
         newest.frames += 1
+        if text.startswith('  File "'):
+            newest.where = text.strip()
 
     def _close(self, kind: str, message: str) -> None:
         opened = self._open.pop(0)
@@ -143,7 +148,7 @@ class FailureReader:
         if opened.derived or len(self.raised) >= KEPT:
             return
         effect = bool(_EFFECT.search(message))
-        self.raised.append(Raised(opened.rank, kind, message, opened.time, opened.fatal, effect))
+        self.raised.append(Raised(opened.rank, kind, message, opened.time, opened.fatal, effect, opened.where))
         if opened.fatal:
             self.failed = self.failed or f"{kind}: {message}"
 
