@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kimi_agent import __version__
@@ -70,6 +71,7 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
 
     preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
     preflight.add_argument("profile", type=Path)
+    preflight.add_argument("--drafter", metavar="DIR", help="its config.json says which boundaries must be captured")
     preflight.add_argument("--json", action="store_true")
     preflight.set_defaults(command=_preflight)
 
@@ -153,9 +155,13 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _preflight(args: argparse.Namespace) -> int:
     from kimi_agent import profile
+    from kimi_agent.engine import layers
     from kimi_agent.runs import plan
 
-    made = plan.make_plan(profile.load(args.profile), _home(args))
+    loaded = profile.load(args.profile)
+    if args.drafter is not None:
+        loaded = replace(loaded, capture=replace(loaded.capture, drafter=args.drafter))
+    made = plan.make_plan(loaded, _home(args))
     found = plan.problems(made)
     if args.json:
         problems = [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found]
@@ -165,4 +171,6 @@ def _preflight(args: argparse.Namespace) -> int:
             print(f"✖ {one.message}. {one.hint}")
         if not found:
             print(f"✓ nothing is known to be wrong; SGLang {made.version}, ranks {' '.join(made.ranks)}")
+            if made.profile.capture.enabled and (wanted := plan.drafter_of(made)) is not None:
+                print(f"✓ {layers.drafter_match(wanted[0], plan.captured_ids(made), wanted[1])}")
     return Exit.USAGE if found else Exit.OK

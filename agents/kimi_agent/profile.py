@@ -41,6 +41,8 @@ class Capture:
     directory: str | None = None
     """Root of the dumps on the GPU host."""
     shard_mib: int = 256
+    drafter: str | None = None
+    """Directory or config.json of the drafter that is to be trained: what is captured must be what it wants."""
     keep_free_gib: float = 5.0
     """A dump pauses before less than this is free on its disk."""
 
@@ -177,11 +179,15 @@ def _check(profile: Profile, where: str) -> None:
     for name, value in profile.env.items():
         if not ENV_NAME.fullmatch(name) or "\0" in value:
             raise UsageError(f"{where}: env.{name} is not a valid environment variable", "Correct its name or value.")
-    for text in (server.model, server.python or "", server.host, *server.flags, profile.capture.directory or ""):
+    for text in (server.model, server.python or "", server.host, *server.flags, *_paths(profile.capture)):
         if "\0" in text:
             raise UsageError(f"{where}: a value holds a NUL character", "Remove it.")
     if min(profile.capture.layers, default=0) < 0 or len(set(profile.capture.layers)) < len(profile.capture.layers):
         raise UsageError(f"{where}: capture.layers must be different, non-negative layer ids", "Correct the list.")
+
+
+def _paths(capture: Capture) -> tuple[str, str]:
+    return capture.directory or "", capture.drafter or ""
 
 
 def _listed(names: set[str]) -> str:

@@ -62,6 +62,11 @@ def test_capture_names_its_convention_and_its_layers() -> None:
         (["--speculative-algorithm", "NEXTN"], "capture-speculative", "--speculative-algorithm"),
         (["--disaggregation-mode", "prefill"], "capture-disaggregation", "without that flag"),
         (["--enable-pdmux"], "capture-pdmux", "--enable-pdmux"),
+        (["--enable-lora"], "capture-lora", "--enable-lora"),
+        (["--lora-paths", "a=/adapter"], "capture-lora", "--lora-paths"),
+        (["--enable-layernorm-sp"], "capture-sequence-parallel", "--enable-layernorm-sp"),
+        (["--enable-mis"], "capture-multi-item", "--enable-mis"),
+        (["--dllm-algorithm", "LowConfidence"], "capture-diffusion", "--dllm-algorithm"),
         (["--enable-encoder-swa-bounded-replay"], "capture-encoder-replay", "--enable-encoder-swa-bounded-replay"),
     ],
 )

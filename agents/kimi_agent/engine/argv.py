@@ -17,6 +17,22 @@ AUX_FLAG: Final = "--enable-return-aux-hidden-states"
 ALGORITHM_FLAG: Final = "--speculative-algorithm"
 
 
+ALONE: Final = (
+    ("--enable-two-batch-overlap", "capture-two-batch-overlap", "two-batch overlap",
+     "SGLang splits the rows of a batch there"),
+    ("--enable-pdmux", "capture-pdmux", "prefill-decode multiplexing", "two streams share the model"),
+    ("--enable-encoder-swa-bounded-replay", "capture-encoder-replay", "encoder sliding-window replay",
+     "replayed rows are mixed with real ones"),
+    ("--enable-lora", "capture-lora", "LoRA", "a row would not say which adapter made it"),
+    ("--lora-paths", "capture-lora", "LoRA", "a row would not say which adapter made it"),
+    ("--enable-layernorm-sp", "capture-sequence-parallel", "sequence-parallel norms",
+     "each rank has some of a step's rows only"),
+    ("--enable-mis", "capture-multi-item", "multi-item scoring", "its steps return no hidden states"),
+    ("--dllm-algorithm", "capture-diffusion", "diffusion language models", "a token is computed many times"),
+)  # fmt: skip
+"""Flags that make captured rows wrong or incomplete by themselves: flag, slug, what it turns on, why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Why a launch cannot do what is asked."""
@@ -57,7 +73,7 @@ def build_argv(  # noqa: PLR0917 - one argument a line of the profile
 
 def capture_refusals(argv: Sequence[str]) -> list[Problem]:
     """Why capture would give wrong or incomplete rows with this command line; empty when it can work."""
-    rules = (_prefix_cache, _overlap, _parallel, _speculative, _disaggregation, _replay)
+    rules = (_prefix_cache, _flags, _parallel, _speculative, _disaggregation)
     return [problem for rule in rules for problem in rule(argv)]
 
 
@@ -66,13 +82,6 @@ def _prefix_cache(argv: Sequence[str]) -> list[Problem]:
         return []
     text = "capture needs the prefix cache off: tokens it serves from the cache have no hidden states"
     return [Problem("capture-prefix-cache", text, "Add --disable-radix-cache to [server] flags.")]
-
-
-def _overlap(argv: Sequence[str]) -> list[Problem]:
-    if not present(argv, "--enable-two-batch-overlap"):
-        return []
-    text = "capture does not work with two-batch overlap: SGLang splits the rows of a batch there"
-    return [Problem("capture-two-batch-overlap", text, "Remove --enable-two-batch-overlap from [server] flags.")]
 
 
 def _parallel(argv: Sequence[str]) -> list[Problem]:
@@ -104,14 +113,12 @@ def _disaggregation(argv: Sequence[str]) -> list[Problem]:
     if mode is not None and mode != "null":
         text = f"capture does not work with disaggregation (--disaggregation-mode {mode}): two servers share the rows"
         problems.append(Problem("capture-disaggregation", text, "Capture on a server of its own, without that flag."))
-    if present(argv, "--enable-pdmux"):
-        text = "capture does not work with prefill-decode multiplexing: two streams share the model"
-        problems.append(Problem("capture-pdmux", text, "Remove --enable-pdmux from [server] flags."))
     return problems
 
 
-def _replay(argv: Sequence[str]) -> list[Problem]:
-    if not present(argv, "--enable-encoder-swa-bounded-replay"):
-        return []
-    text = "capture does not work with encoder sliding-window replay: replayed rows are mixed with real ones"
-    return [Problem("capture-encoder-replay", text, "Remove --enable-encoder-swa-bounded-replay from [server] flags.")]
+def _flags(argv: Sequence[str]) -> list[Problem]:
+    return [
+        Problem(slug, f"capture does not work with {what}: {why}", f"Remove {flag} from [server] flags.")
+        for flag, slug, what, why in ALONE
+        if present(argv, flag)
+    ]

@@ -47,6 +47,15 @@ def installed_version(python: str, env: Mapping[str, str] | None = None) -> str 
     return _where(python, env)[0]
 
 
+def package(python: str, env: Mapping[str, str] | None = None) -> Path | None:
+    """The directory of the SGLang package beside an interpreter, or `None` when it has none.
+
+    Raises UnavailableError when the interpreter cannot be run.
+    """
+    places = _where(python, env)[1]
+    return Path(places[0]) if places else None
+
+
 def known_flags(python: str, env: Mapping[str, str] | None = None) -> frozenset[str]:
     """Every option of the installed server's own parser, aliases and deprecated ones too.
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_agent.bundle import ensure_bundle
-from kimi_agent.engine import flags
-from kimi_agent.engine.argv import Problem, build_argv, capture_refusals
+from kimi_agent.engine import flags, layers
+from kimi_agent.engine.argv import LAYERS_FLAG, Problem, build_argv, capture_refusals
+from kimi_agent.engine.options import values
 from kimi_agent.engine.titles import expected_ranks
-from kimi_agent.errors import PreflightError
+from kimi_agent.errors import PreflightError, UsageError
 from kimi_agent.host.procfs import port_holder
 from kimi_agent.paths import Home
 from kimi_agent.profile import Profile
@@ -122,8 +123,40 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _flag_problems(plan: Plan) -> list[Problem]:
     found = list(flags.unknown_flags(plan.argv, plan.known_flags))
     if plan.profile.capture.enabled:
-        found += capture_refusals(plan.argv)
+        found += [*capture_refusals(plan.argv), *_layer_problems(plan)]
     return found
+
+
+def captured_ids(plan: Plan) -> list[int]:
+    """The layer ids of the launch's flag; empty for SGLang's default."""
+    return [int(word) for word in values(plan.argv, LAYERS_FLAG) or () if word.isdecimal()]
+
+
+def drafter_of(plan: Plan) -> tuple[layers.Target, layers.Drafter] | None:
+    """The profile's drafter and the model that it is for; `None` without one.
+
+    Raises:
+        UsageError: the drafter's config cannot be read or names no layers.
+    """
+    target = layers.read_target(Path(plan.profile.server.model))
+    path = plan.profile.capture.drafter
+    return None if path is None or target is None else (target, layers.read_drafter(Path(path), target))
+
+
+def _layer_problems(plan: Plan) -> list[Problem]:
+    target = layers.read_target(Path(plan.profile.server.model))
+    if target is None:
+        return []
+    ids = captured_ids(plan)
+    found = layers.layer_problems(target, ids)
+    place = flags.package(plan.python, os.environ | plan.env)
+    if place is not None:
+        found += layers.support_problems(target, place)
+    try:
+        wanted = drafter_of(plan)
+    except UsageError as error:
+        return [*found, Problem("capture-drafter", error.message, error.hint)]
+    return found if wanted is None else [*found, *layers.drafter_problems(wanted[0], ids, wanted[1])]
 
 
 def _model_problems(plan: Plan) -> list[Problem]:
