@@ -34,8 +34,8 @@ from kimi_capture.store import Store
 
 from .dumping import Dumping, finished, manifest
 
-REQUESTS = 60
-COMMITS_ALL = 14
+REQUESTS = 40
+COMMITS_ALL = 9
 """About so many shards are the requests."""
 GOING_DOWN = 0x8004587D
 """ext4's ioctl that ends all I/O at once; 2 as its argument leaves the journal in memory unwritten."""
