@@ -150,14 +150,22 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     running: list[subprocess.Popen[bytes]] = []
     sockets = Path(tempfile.mkdtemp(prefix="kimi-"))
 
-    def start(model: str, tp: int, layers: Sequence[int], *flags: str, dtype: str, shard_mib: int = 1) -> Server:
+    def start(
+        model: str,
+        tp: int,
+        layers: Sequence[int],
+        *flags: str,
+        dtype: str,
+        shard_mib: int = 1,
+        root: Path | None = None,
+    ) -> Server:
         while running:
             stop(running.pop())
         for left in sockets.iterdir():
             left.unlink()
         home = tmp_path_factory.mktemp("server")
-        port, log, root = free_port(), home / "server.log", home / "dumps"
-        root.mkdir()
+        port, log, root = free_port(), home / "server.log", root or home / "dumps"
+        root.mkdir(exist_ok=True)
         command = [
             str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(ENGINE / "models" / model),
             "--device", "cpu", "--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", str(port),
