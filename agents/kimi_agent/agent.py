@@ -27,6 +27,7 @@ from kimi_agent.profile import Profile, parse
 from kimi_agent.runs import baseline, launch, plan, teardown
 from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.journal import Journal
+from kimi_agent.runs.prove import prove
 from kimi_agent.runs.supervisor import Supervisor
 from kimi_agent.wire.rpc import PROTOCOL, Hello
 
@@ -69,6 +70,7 @@ class Agent:
             "stop": self.stop,
             "dump_start": self.dump_start,
             "dump_stop": self.dump_stop,
+            "prove": self.prove,
             "dumps": self.dumps,
             "shards": self.shards,
             "shard": self.shard,
@@ -226,6 +228,11 @@ class Agent:
     async def dump_stop(self) -> dict[str, Any]:
         """Stop the dump that is being written."""
         return await self._need_run().dumps.stop()
+
+    async def prove(self) -> dict[str, Any]:
+        """Prove the running server's capture mode by mode; what is sent for it is in no dump."""
+        supervisor = self._need_run()
+        return await prove(supervisor.plan, self.home.run_sockets(supervisor.record.run))
 
     async def dumps(self) -> Any:
         """All dumps below the known dump roots, newest first."""

@@ -69,6 +69,10 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     stop.add_argument("--agent", action="store_true", help="end the agent instead; a server goes on")
     stop.set_defaults(command=_stop)
 
+    prove = commands.add_parser("prove", parents=[home], help="prove the running server's capture mode by mode")
+    prove.add_argument("--json", action="store_true")
+    prove.set_defaults(command=_prove)
+
     preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
     preflight.add_argument("profile", type=Path)
     preflight.add_argument("--drafter", metavar="DIR", help="its config.json says which boundaries must be captured")
@@ -151,6 +155,15 @@ def _stop(args: argparse.Namespace) -> int:
     for what in answer["left"]:
         print(f"kimi-agent: could not be released: {what}", file=sys.stderr)
     return Exit.FAILED if answer["left"] else Exit.OK
+
+
+def _prove(args: argparse.Namespace) -> int:
+    from kimi_agent import daemon
+    from kimi_agent.runs.prove import lines
+
+    answer = daemon.connect(_home(args), start=False).request("prove")
+    print(json.dumps(answer) if args.json else "\n".join(lines(answer)))
+    return Exit.OK if answer["ok"] else Exit.FAILED
 
 
 def _preflight(args: argparse.Namespace) -> int:

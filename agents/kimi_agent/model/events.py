@@ -256,6 +256,10 @@ class DumpSampled:
     """Why it is paused or failed."""
     started: float | None = None
     """Unix time; shards committed before are of an earlier run that this one resumed."""
+    self_check: str | None = None
+    """What the rows look like: the head's logits against the engine's, broken rows, RMS; None when not known yet."""
+    held_back: float | None = None
+    """Seconds, over all writers, for which capture held the engine back since the dump began."""
 
 
 @dataclass(frozen=True, slots=True)

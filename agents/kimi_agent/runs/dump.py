@@ -17,6 +17,7 @@ from kimi_agent.host.procfs import starttime
 from kimi_agent.model.events import Body, CaptureReported, DumpSampled, ShardCommitted
 from kimi_agent.model.state import State
 from kimi_agent.runs import plugin
+from kimi_agent.runs.content import Content, self_check
 from kimi_agent.runs.plugin import RankPlugin
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -48,6 +49,7 @@ class _Commits:
     inode: int = 0
     shards: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """(rows, samples, bytes) by shard."""
+    content: Content = field(default_factory=Content)
 
     def read(self) -> list[dict[str, Any]]:
         """The new commits of this run, except those that were told."""
@@ -73,6 +75,7 @@ class _Commits:
         except (ValueError, TypeError, KeyError):
             return None  # shards verify names such a line
         self.shards[shard] = counts
+        self.content.add(self.directory / shard)
         return commit if len(self.shards) > self.told else None
 
     def totals(self) -> tuple[int, int, int]:
@@ -277,6 +280,8 @@ class DumpControl:
             write_errors=sum(dump.get("write_errors") or 0 for dump in dumps),
             reason=next((dump["reason"] for dump in dumps if dump.get("reason")), None),
             started=min((dump["started"] for dump in dumps if dump.get("started")), default=None),
+            self_check=self_check(dumps, self._commits.content if self._commits else Content()),
+            held_back=sum(dump.get("held_back_s") or 0.0 for dump in dumps),
         )
 
     def _follow_commits(self, sample: DumpSampled) -> _Commits:

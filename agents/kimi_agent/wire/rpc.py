@@ -14,6 +14,7 @@ launch         profile: dict                   {"run"}
 stop                                           {"run", "left": [...]}
 dump_start     name: str|null, resume: bool    {"dump", "directory", "boundaries"}; resume goes on with that dump
 dump_stop                                      {"dump", "rows", "samples", "shards"}
+prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}
 dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
 shards         dump: str                       what `shards ls --json` prints
 shard          dump: str, shard: str           what `shards show --json` prints

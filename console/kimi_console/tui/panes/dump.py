@@ -1,5 +1,7 @@
 """Dump: what is captured, what is missing and why, and how long the disk lasts."""
 
+import re
+
 from kimi_agent.model.events import DumpSampled
 from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
@@ -88,13 +90,18 @@ def draw(view: View, width: int, height: int) -> Drawing:
         title.append((f"  {age}", "stale"))
     else:
         title.append((f"  {_layers(run)}", "dim"))
-    lines = [_accounts(dump, base), _speed(dump, base), _disk(dump, base)]
-    if dump.state == "paused" and dump.reason:
-        lines += paragraphs(f"◐ {dump.reason}", "warn", width)
-    if dump.write_errors:
-        lines.append([(f" {fmt.count(dump.write_errors)} writes failed", "bad")])
+    lines = [_accounts(dump, base), _speed(dump, base), *_content(dump, base), _disk(dump, base)]
+    lines[1:1] = _trouble(dump, width)
     lines += [line for error in dump.errors[-2:] for line in paragraphs(f"✖ {error}", "bad", width)]
     return Drawing(title, [crop(line, width) for line in lines][:height])
+
+
+def _trouble(dump: DumpSampled, width: int) -> list[Line]:
+    """Why nothing is written now, and how many writes failed."""
+    lines = paragraphs(f"◐ {dump.reason}", "warn", width) if dump.state == "paused" and dump.reason else []
+    if dump.write_errors:
+        lines.append([(f"✖ {fmt.count(dump.write_errors)} writes failed", "bad")])
+    return lines
 
 
 def _why_not(run: RunState) -> str:
@@ -152,6 +159,21 @@ def _speed(dump: DumpSampled, base: Role) -> Line:
     ]  # fmt: skip
 
 
+def _content(dump: DumpSampled, base: Role) -> list[Line]:
+    """What the rows look like, and how much of the engine's time capture took."""
+    line: Line = []
+    if dump.self_check:
+        line += [(" self-check  ", "dim"), (dump.self_check, _judged(dump.self_check, base))]
+    if dump.held_back:
+        line += [("  engine held back ", "dim"), (f"{dump.held_back:.1f} s", base)]
+    return [line] if line else []
+
+
+def _judged(words: str, base: Role) -> Role:
+    """Red for a drift and for broken rows."""
+    return "bad" if "DRIFT" in words or re.search(r"(?:non-finite|zero rows) [1-9]", words) else base
+
+
 def _disk(dump: DumpSampled, base: Role) -> Line:
     line: Line = [(f" {dump.directory} ", "dim")]
     speed = _bytes_per_second(dump)
@@ -181,6 +203,8 @@ DUMP = PaneSpec(
         ("served captured missing", "tokens (rows of the model) that requests went through, that were taken, and that "
                                     "a trainer will not find, by reason"),
         ("committed", "rows in shards that are complete, durable and listed"),
+        ("self-check", "the model's head applied to captured rows against the engine's own logits, and how many broken "
+                       "rows the committed shards have; a drift is red: stop, and run shards verify --model"),
         ("free", "bytes free on the dump's file system, and the tokens that fit into them"),
         ("full in", "free bytes at the present rate"),
     ),
