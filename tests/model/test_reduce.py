@@ -207,6 +207,12 @@ def test_each_error_of_a_dump_is_told_once() -> None:
     assert ring[1:] == ["dump d1 writing", "dump d1: disk full", "dump d1 paused", "dump d1: EIO"]
 
 
+def test_a_change_of_a_dump_s_state_says_why() -> None:
+    paused = replace(dump("paused"), reason="No space left on device", write_errors=3)
+    ring = [entry.text for entry in fold(numbered([started(), dump("writing"), paused, dump("writing")])).ring]
+    assert ring[1:] == ["dump d1 writing", "dump d1 paused: No space left on device", "dump d1 writing"]
+
+
 def test_the_errors_of_a_second_dump_are_told_too() -> None:
     bodies = [started(), dump("failed", ("disk full",)), dump("failed", ("no such directory",), name="d2")]
     ring = [entry.text for entry in fold(numbered(bodies)).ring]

@@ -1,5 +1,6 @@
 """Numbers, cells, layouts and themes: what holds for all of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kimi_console.tui.board import SPECS
 from kimi_console.tui.cells import Column, crop, fit, left, right, spread, table, to_ascii, width, wrap
 from kimi_console.tui.log_style import coloured, highlighted, parse_query
 from kimi_console.tui.panes import header, why
+from kimi_console.tui.panes.dump import DUMP
 from kimi_console.tui.plan import PARTS, Situation, joints, plan, too_small
 from kimi_console.tui.terminal import check_terminal, no_color
 from kimi_console.tui.theme import load_themes, parse_theme
@@ -147,6 +149,20 @@ def test_no_pane_draws_beyond_its_box_and_numbers_are_whole(scene: str, cells: i
     for spec in SPECS:
         drawing = spec.draw(view, cells, rows)
         assert len(drawing.lines) <= max(rows, 11), spec.id
+
+
+def test_a_pause_and_failed_writes_are_on_the_screen() -> None:
+    journal = scenes.dumping()
+    run = fold(journal.events).run
+    assert run is not None
+    assert run.dump is not None
+    full = "shard-TP0-000012.safetensors could not be written: No space left on device"
+    journal.add(360, replace(run.dump, state="paused", reason=full, write_errors=17))
+    drawing = DUMP.draw(View("gpu-07", fold(journal.events), Link("live"), journal.last), 100, 5)
+    text = ["".join(word for word, _ in line) for line in (drawing.title, *drawing.lines)]
+    assert text[0].startswith("◐ paused")
+    assert any(full in line for line in text)
+    assert any("17 writes failed" in line for line in text)
 
 
 @pytest.mark.parametrize(
