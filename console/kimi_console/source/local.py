@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 from kimi_agent.bundle import ensure_bundle
@@ -62,7 +64,9 @@ class ProcessTransport:
 
     async def close(self) -> None:
         if self._process.returncode is None:
-            self._process.kill()
+            # Not Process.kill: that would reap a child that has just ended, under the hands of asyncio's own watcher.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await self._words
 

@@ -49,6 +49,7 @@ class ShardBrowser(ModalScreen[None]):
         super().__init__(classes="-ascii" if ascii else "")
         self._control = control
         self._levels: list[Level] = []
+        self._reading = False
         self._rule = Bar(ascii=ascii)
         self._items = Rows(choosing=True, ascii=ascii, id="items")
         self._details = Rows(ascii=ascii, id="details")
@@ -76,11 +77,14 @@ class ShardBrowser(ModalScreen[None]):
     @work(group="shards", exclusive=True, exit_on_error=False)
     async def _fetch(self, method: str, name: str, **params: Any) -> None:
         self._details.flow(partial(paragraphs, "reading…", "dim"))
+        self._reading = True
         try:
             answer = await self._control.request(method, **params)
         except KimiError as error:
             self._details.flow(partial(error_lines, error))
             return
+        finally:
+            self._reading = False
         self._levels.append(Level(name, answer))
         self._draw()
 
@@ -127,7 +131,7 @@ class ShardBrowser(ModalScreen[None]):
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
         """Go one step deeper."""
-        if event.rows is not self._items or not self._levels:
+        if event.rows is not self._items or not self._levels or self._reading:
             return
         data, row = self._levels[-1].data, event.row
         self._levels[-1].cursor = row
