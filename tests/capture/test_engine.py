@@ -243,3 +243,21 @@ def test_llama_over_two_ranks_with_retractions(launch: Launch, tmp_path: Path, m
     check_samples(loaded, expected_tokens(requests, outputs))
     assert (dump["missing"], dump["errors"], dump["served"]) == ({}, [], dump["committed"])
     check_against_reference(loaded, "tiny-llama", 8, tmp_path)
+
+
+@pytest.mark.parametrize(("model", "tp"), [("tiny-kimi25", 1), ("tiny-kimi", 1), ("tiny-kimi", 2)])
+def test_kimi_as_it_is_mostly_run(launch: Launch, tmp_path: Path, model: str, tp: int) -> None:
+    """The remaining pairs of model and tensor-parallel size, with other boundaries than the tests above."""
+    server = launch(
+        model, tp, [1, 2, 4], "--disable-radix-cache", "--chunked-prefill-size", "16", dtype="float32"
+    )  # fmt: skip
+    assert set(server.ranks()) == {f"TP{rank}" for rank in range(tp)}
+    directory = server.start_dump("plain")
+    requests = mixed_requests("plain", seed=11)
+    outputs = server.generate_all(requests)
+    (dump,) = server.stop_dump()
+    assert (dump["missing"], dump["errors"], dump["served"]) == ({}, [], dump["committed"])
+    loaded = load(directory)
+    assert loaded.boundaries == [2, 3, 5], "this class adds one to every id when the first is 1"
+    check_samples(loaded, expected_tokens(requests, outputs))
+    check_against_reference(loaded, "tiny-kimi", 6, tmp_path)
