@@ -168,7 +168,6 @@ def _prove(args: argparse.Namespace) -> int:
 
 def _preflight(args: argparse.Namespace) -> int:
     from kimi_agent import profile
-    from kimi_agent.engine import layers
     from kimi_agent.runs import plan
 
     loaded = profile.load(args.profile)
@@ -178,12 +177,13 @@ def _preflight(args: argparse.Namespace) -> int:
     found = plan.problems(made)
     if args.json:
         problems = [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found]
-        print(json.dumps({"argv": list(made.argv), "sglang": made.version, "problems": problems}))
+        notes = [] if found else plan.notes(made)
+        print(json.dumps({"argv": list(made.argv), "sglang": made.version, "problems": problems, "notes": notes}))
     else:
         for one in found:
             print(f"✖ {one.message}. {one.hint}")
         if not found:
             print(f"✓ nothing is known to be wrong; SGLang {made.version}, ranks {' '.join(made.ranks)}")
-            if made.profile.capture.enabled and (wanted := plan.drafter_of(made)) is not None:
-                print(f"✓ {layers.drafter_match(wanted[0], plan.captured_ids(made), wanted[1])}")
+            for note in plan.notes(made):
+                print(f"· {note}")
     return Exit.USAGE if found else Exit.OK

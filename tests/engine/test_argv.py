@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_agent.engine.argv import build_argv, capture_refusals
+from kimi_agent.engine.argv import build_argv, capture_notes, capture_refusals
 from kimi_agent.engine.flags import _asked, installed_version, known_flags, unknown_flags
 from kimi_agent.engine.options import values
 from kimi_agent.errors import UnavailableError
@@ -77,6 +77,14 @@ def test_what_capture_cannot_work_with_is_refused_with_the_flag_to_change(
     problems = capture_refusals(build([*cache, *flags], [1]))
     assert [problem.slug for problem in problems] == [slug]
     assert fix in problems[0].hint
+
+
+def test_the_chunk_that_attention_data_parallelism_divides_is_said() -> None:
+    flags = ["--dp-size", "2", "--enable-dp-attention", "--chunked-prefill-size", "32"]
+    (note,) = capture_notes(flags)
+    assert "32 to 16 by the 2 ranks" in note
+    assert capture_notes(["--dp-size", "2"]) == []
+    assert capture_notes(["--attn-dp-size", "4"])[0].endswith("prefill by the 4 ranks")
 
 
 def test_an_unknown_flag_is_named_with_the_one_that_was_meant() -> None:

@@ -60,7 +60,7 @@ def test_the_published_kimi_drafters_are_one_layer_off_the_usual_flags(tmp_path:
     wanted = drafter(tmp_path, config)
     (problem,) = drafter_problems(KIMI, [3, 31, 59], wanted)
     assert "captures boundaries 3 31 59" in problem.message
-    assert "wants 2 30 58 as SGLang and vLLM reads it" in problem.message
+    assert "wants 2 30 58 as read by SGLang and vLLM" in problem.message
     assert "capture.layers = [2, 30, 58]" in problem.hint
     assert drafter_problems(KIMI, [2, 30, 58], wanted) == []
     assert drafter_match(KIMI, [2, 30, 58], wanted).startswith("boundaries 2 30 58 are what the drafter")
@@ -69,7 +69,7 @@ def test_the_published_kimi_drafters_are_one_layer_off_the_usual_flags(tmp_path:
 def test_engines_that_read_the_same_ids_otherwise_are_told_apart(tmp_path: Path) -> None:
     wanted = drafter(tmp_path, {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, LLAMA)
     assert wanted.readings == {"SGLang": (3, 17, 30), "vLLM": (2, 16, 29)}
-    assert drafter_match(LLAMA, [1, 15, 28], wanted).endswith("as vLLM reads it; SGLang would read 3 17 30")
+    assert drafter_match(LLAMA, [1, 15, 28], wanted).endswith("as read by vLLM; SGLang would read 3 17 30")
     (problem,) = drafter_problems(LLAMA, [4, 5, 6], wanted)
     assert "[2, 16, 29] for SGLang or capture.layers = [1, 15, 28] for vLLM" in problem.hint
 

@@ -77,6 +77,18 @@ def capture_refusals(argv: Sequence[str]) -> list[Problem]:
     return [problem for rule in rules for problem in rule(argv)]
 
 
+def capture_notes(argv: Sequence[str]) -> list[str]:
+    """What is good to know about a launch with capture, though nothing is wrong with it."""
+    ranks = number(argv, "--attn-dp-size", default=0)
+    if not ranks and present(argv, "--enable-dp-attention"):
+        ranks = number(argv, "--dp-size", "--data-parallel-size", "--dp", default=1)
+    chunk = number(argv, "--chunked-prefill-size", default=0)
+    if ranks < 2:
+        return []
+    size = f" {chunk} to {chunk // ranks}" if chunk else ""
+    return [f"attention data parallelism: SGLang divides the chunk size of prefill{size} by the {ranks} ranks"]
+
+
 def _prefix_cache(argv: Sequence[str]) -> list[Problem]:
     if present(argv, "--disable-radix-cache"):
         return []

@@ -99,14 +99,16 @@ def drafter_problems(target: Target, ids: Sequence[int], drafter: Drafter) -> li
     captured = target.boundaries(ids)
     if captured in drafter.readings.values():
         return []
-    wants = ", ".join(f"{_listed(wanted)} as {who} reads it" for who, wanted in drafter.readings.items())
+    wants = ", ".join(f"{_listed(wanted)} as read by {who}" for who, wanted in drafter.readings.items())
     text = f"the launch captures boundaries {_listed(captured)}, the drafter {drafter.path} wants {wants}"
     ways = []
     for who, wanted in drafter.readings.items():
         right = target.ids(wanted)
-        flag = f"capture.layers = [{', '.join(map(str, right))}]" if right else "no flag captures them"
-        ways.append(flag if len(drafter.readings) == 1 else f"{flag} for {who}")
-    return [Problem("capture-drafter", text, f"Set {' or '.join(ways)} ({LAYERS_FLAG}).")]
+        if right is not None:
+            flag = f"capture.layers = [{', '.join(map(str, right))}]"
+            ways.append(flag if len(drafter.readings) == 1 else f"{flag} for {who}")
+    hint = f"Set {' or '.join(ways)} ({LAYERS_FLAG})." if ways else f"No {LAYERS_FLAG} captures these boundaries."
+    return [Problem("capture-drafter", text, hint)]
 
 
 def drafter_match(target: Target, ids: Sequence[int], drafter: Drafter) -> str:
@@ -114,7 +116,7 @@ def drafter_match(target: Target, ids: Sequence[int], drafter: Drafter) -> str:
     captured = target.boundaries(ids)
     who = [name for name, wanted in drafter.readings.items() if wanted == captured]
     others = [f"{name} would read {_listed(b)}" for name, b in drafter.readings.items() if b != captured]
-    text = f"boundaries {_listed(captured)} are what the drafter {drafter.path} wants, as {' and '.join(who)} reads it"
+    text = f"boundaries {_listed(captured)} are what the drafter {drafter.path} wants, as read by {' and '.join(who)}"
     return f"{text}; {', '.join(others)}" if others else text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.engine import flags, layers
-from kimi_agent.engine.argv import LAYERS_FLAG, Problem, build_argv, capture_refusals
+from kimi_agent.engine.argv import LAYERS_FLAG, Problem, build_argv, capture_notes, capture_refusals
 from kimi_agent.engine.options import values
 from kimi_agent.engine.titles import expected_ranks
 from kimi_agent.errors import PreflightError, UsageError
@@ -125,6 +125,15 @@ def _flag_problems(plan: Plan) -> list[Problem]:
     if plan.profile.capture.enabled:
         found += [*capture_refusals(plan.argv), *_layer_problems(plan)]
     return found
+
+
+def notes(plan: Plan) -> list[str]:
+    """What is good to know about a launch that nothing is wrong with: lines for a person."""
+    if not plan.profile.capture.enabled:
+        return []
+    found = capture_notes(plan.argv)
+    wanted = drafter_of(plan)
+    return found if wanted is None else [*found, layers.drafter_match(wanted[0], captured_ids(plan), wanted[1])]
 
 
 def captured_ids(plan: Plan) -> list[int]:
