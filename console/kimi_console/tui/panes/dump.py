@@ -104,14 +104,6 @@ def _trouble(dump: DumpSampled, width: int) -> list[Line]:
     return lines
 
 
-def _trouble(dump: DumpSampled, width: int) -> list[Line]:
-    """Why nothing is written now, and how many writes failed."""
-    lines = paragraphs(f"◐ {dump.reason}", "warn", width) if dump.state == "paused" and dump.reason else []
-    if dump.write_errors:
-        lines.append([(f"✖ {fmt.count(dump.write_errors)} writes failed", "bad")])
-    return lines
-
-
 def _why_not(run: RunState) -> str:
     if not run.started.capture:
         return "capture is off in this run's profile: [capture] enabled = true"
