@@ -106,6 +106,7 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     os.kill(stopped, signal.SIGCONT)
     wait_for(again, "cleared", lambda run: run["status"] == "READY", 30)
 
+    assert again.request("dump_start", name="cut-short")["boundaries"]
     os.kill(stopped, signal.SIGKILL)
     run = wait_for(again, "ended", lambda run: not run["alive"], 90)
     assert run["status"] == "FAILED"
@@ -113,6 +114,9 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     state = history(home)
     assert state.exited is not None
     assert state.exited.left == ()
+    assert state.dump is not None
+    assert (state.dump.dump, state.dump.state) == ("cut-short", "failed")
+    assert state.dump.reason
     assert set(Path("/dev/shm").glob("sgl*")) <= before
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in owned)
     assert not home.run_sockets(run_id).exists()
