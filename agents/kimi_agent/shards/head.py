@@ -12,7 +12,7 @@ from kimi_agent.shards.weights import Weights
 from kimi_capture.format import Shard, to_float32
 
 Float = npt.NDArray[np.float32]
-NORM_ROWS: Final = 4096
+NORM_ROWS: Final = 512
 """Rows of a shard whose norm is looked at."""
 HEAD_ROWS: Final = 512
 """Rows of a shard for which logits are computed."""

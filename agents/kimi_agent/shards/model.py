@@ -23,6 +23,10 @@ from kimi_capture.format import Shard, read_shard, to_float32
 
 TOKENS: Final = 4096
 """Tokens of a dump that go through the forward pass."""
+FORWARD_SHARDS: Final = 64
+"""Shards whose samples do, spread evenly over the dump."""
+HEAD_SHARDS: Final = 8
+"""Shards for which logits are computed."""
 SEQUENCE: Final = 1024
 """Rows of one sample that do; rows depend on those before them only."""
 REFERENCE_BYTES: Final = 256 << 20
@@ -73,11 +77,11 @@ def verify_with_model(dump: Dump, shards: Sequence[str], directory: Path, python
     """
     weights = Weights(directory)
     expected = _expected(dump, weights)
-    opened = [read_shard(dump.directory / name) for name in shards]
-    rows = sum(shard.rows for shard in opened)
-    results = [_norm(opened, weights, rows), _head(opened, weights, rows)]
+    paths = [dump.directory / name for name in shards]
+    rows = sum(commit.rows for commit in dump.commits if commit.shard in set(shards))
+    results = [_norm(paths, weights, rows), _head(paths, weights, rows)]
     explained = {problem.file for _, found in results for problem in found}
-    results.append(_forward(opened, weights, expected, python, rows))
+    results.append(_forward(paths, weights, expected, python, rows))
     problems = [problem for _, found in results[:2] for problem in found]
     known = {(problem.file, problem.kind) for problem in problems}
     for problem in results[2][1]:
@@ -102,20 +106,24 @@ def _expected(dump: Dump, weights: Weights) -> Expected:
     return Expected(manifest.boundaries, manifest.num_layers)
 
 
-def _norm(shards: Sequence[Shard], weights: Weights, rows: int) -> tuple[Check, list[Problem]]:
+def _norm(paths: Sequence[Path], weights: Weights, rows: int) -> tuple[Check, list[Problem]]:
     try:
         weight = weights.final_norm()
     except NoWeight as reason:
         return Check("final norm", 0, rows, None, str(reason)), []
-    problems = [_problem(shard, kind, text) for shard in shards for kind, text in check_norm(shard, weight)]
-    seen = sum(len(range(0, shard.rows, norm_step(shard))) for shard in shards)
+    seen, problems = 0, []
+    for path in paths:
+        shard = read_shard(path)
+        seen += len(range(0, shard.rows, norm_step(shard)))
+        problems += [_problem(shard, kind, text) for kind, text in check_norm(shard, weight)]
     return Check("final norm", seen, rows, not problems), problems
 
 
-def _head(shards: Sequence[Shard], weights: Weights, rows: int) -> tuple[Check, list[Problem]]:
+def _head(paths: Sequence[Path], weights: Weights, rows: int) -> tuple[Check, list[Problem]]:
     seen, problems = 0, []
     try:
-        for shard in _spread(shards, 8):
+        for path in _spread(paths, HEAD_SHARDS):
+            shard = read_shard(path)
             looked, found = check_head(shard, weights)
             seen += looked
             problems += [_problem(shard, kind, text) for kind, text in found]
@@ -127,7 +135,7 @@ def _head(shards: Sequence[Shard], weights: Weights, rows: int) -> tuple[Check, 
 
 
 def _forward(
-    shards: Sequence[Shard], weights: Weights, expected: Expected, python: str, rows: int
+    paths: Sequence[Path], weights: Weights, expected: Expected, python: str, rows: int
 ) -> tuple[Check, list[Problem]]:
     needed = sum(
         entry.end - entry.start if entry.dtype == "F32" else 2 * (entry.end - entry.start)
@@ -139,7 +147,7 @@ def _forward(
         return Check("forward pass", 0, rows, None, f"{why} they are stay unchecked"), []
     hidden = int(weights.text_config["hidden_size"])
     budget = min(TOKENS, REFERENCE_BYTES // ((expected.layers + 2) * hidden * 4))
-    samples = list(select(shards, budget))
+    samples = list(select([read_shard(path) for path in _spread(paths, FORWARD_SHARDS)], budget))
     runner = Runner(python, weights.directory, needed + OVERHEAD)
     try:
         references = runner.states([sample.tokens for sample in samples])
@@ -206,7 +214,7 @@ def select(shards: Sequence[Shard], budget: int) -> Iterator[Rows]:
     """Samples until `budget` tokens are used up: the first of every shard, then the second ones, and so on."""
     most = max((len(shard.meta.samples) for shard in shards), default=0)
     for place in range(most):
-        for shard in _spread(shards, budget):
+        for shard in shards:
             if place >= len(shard.meta.samples):
                 continue
             first = int(shard.sample_offsets[place])
@@ -221,8 +229,9 @@ def select(shards: Sequence[Shard], budget: int) -> Iterator[Rows]:
             yield Rows(shard.path.name, shard.meta.samples[place].rid, shard.token_ids[rows], columns)
 
 
-def _spread(shards: Sequence[Shard], most: int) -> Sequence[Shard]:
-    return shards[:: max(1, -(-len(shards) // max(most, 1)))]
+def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:
+    """At most so many of the shards, spread evenly over the dump."""
+    return paths[:: max(1, -(-len(paths) // most))]
 
 
 def _grouped(findings: Sequence[tuple[Rows, Finding]]) -> Iterator[Problem]:
