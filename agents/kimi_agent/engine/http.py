@@ -7,6 +7,7 @@ from typing import Any, Final
 from kimi_agent.errors import UnavailableError
 
 MAX_BODY: Final = 4 * 1024 * 1024
+REFUSED_SLUG: Final = "http-refused"
 LOCAL: Final = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a server listens on, not us
 
 
@@ -36,7 +37,7 @@ async def _ask(host: str, port: int, path: str, *, given: bytes | None, key: str
     except OSError as error:
         text = f"{place} refuses connections ({error.strerror or type(error).__name__})"
         hint = "SGLang opens its port last, after the weights are loaded."
-        raise UnavailableError(text, hint, slug="http-refused") from None
+        raise UnavailableError(text, hint, slug=REFUSED_SLUG) from None
     if status != 200:
         raise UnavailableError(f"{place} answered {status}", "See the server's log.", slug=f"http-{status}")
     try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from kimi_agent.doctor.evidence import Evidence, evidence_of
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine import options
-from kimi_agent.engine.http import get_json
+from kimi_agent.engine.http import REFUSED_SLUG, get_json
 from kimi_agent.engine.loads import ThroughputMeter, parse_loads
 from kimi_agent.engine.loglines import parse
 from kimi_agent.engine.phases import Entered, PhaseTracker
@@ -85,6 +85,7 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
+        self._port_open: bool | None = None
         self._plugin_pids: frozenset[int] | None = None
         self._exits: dict[int, int] = {}
         """Process file descriptors by pid; -1 where the kernel gives none."""
@@ -221,18 +222,26 @@ class Supervisor:
 
     async def _observe(self) -> None:
         self._footprint.observe()
+        if not self._serving():
+            self._port_open = listening(self.plan.profile.server.port)
 
     async def _poll_engine(self) -> None:
-        run = self._run
-        if not run.ranks or min(ORDER[rank.phase] for rank in run.ranks) < ORDER[WARM_UP]:
+        if not self._serving():
             return
         server = self.plan.profile.server
         try:
             reply = await get_json(server.host, server.port, "/v1/loads", self._api_key(), HTTP_DEADLINE)
         except KimiError as error:
+            self._port_open = error.slug != REFUSED_SLUG
             self._emit(self._meter.update(None, time.time(), error.message))
             return
+        self._port_open = True
         self._emit(self._meter.update(parse_loads(reply), time.time()))
+
+    def _serving(self) -> bool:
+        """Whether the log says that the port is open."""
+        ranks = self._run.ranks
+        return bool(ranks) and min(ORDER[rank.phase] for rank in ranks) >= ORDER[WARM_UP]
 
     def _api_key(self) -> str | None:
         return options.value(self.plan.argv, "--api-key")
@@ -256,13 +265,12 @@ class Supervisor:
         self._check_start_timeout()
 
     def _look(self) -> Evidence:
-        open_now = listening(self.plan.profile.server.port)
         self._evidence = evidence_of(
             self._run,
             self._tracker,
             time.time(),
             before=self._evidence,
-            port_open=open_now,
+            port_open=self._port_open,
             plugin_pids=self._plugin_pids,
         )
         return self._evidence
