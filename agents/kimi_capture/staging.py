@@ -5,7 +5,7 @@ made them, into one of a few device slots; a side stream adds the rows' moments,
 piece and records an event. The writer thread waits for that event. On a CPU the rows are copied to the same memory.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,6 +26,8 @@ SHORT: Final = 16
 """Pieces of fewer rows are moved to memory of their own: a decode step must not stay until its last request ends."""
 REGION: Final = 256 << 20
 """Bytes by which host memory grows beyond what was taken at the start."""
+LAYOUTS: Final = 64
+"""So many of them are kept; decode steps need few."""
 SMALL: Final = 64 << 20
 """Regions this small are not worth splitting."""
 
@@ -52,29 +54,58 @@ class Rows:
 class Chunk:
     """The rows of one step on their way to the host, and the pieces that lie in them."""
 
-    tensors: "dict[str, torch.Tensor]"
+    layout: "Layout"
     pieces: list[Piece]
     first: int
-    """Row of the step at which the tensors begin."""
-    extent: Extent | None = None
+    """Row of the step at which the chunk begins."""
+    extent: Extent | None
     ready: "torch.cuda.Event | None" = None
-    bytes: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.bytes = sum(tensor.nbytes for tensor in self.tensors.values())
+    @property
+    def bytes(self) -> int:
+        return self.layout.size
 
     def settle(self) -> None:
         """Wait for the copy and give every piece its rows: long ones stay where they are, short ones move."""
         if self.ready is not None:
             self.ready.synchronize()
-        arrays = {name: to_numpy(tensor) for name, tensor in self.tensors.items()}
+        assert self.extent is not None
+        arrays = self.layout.arrays(self.extent.memory)
         for piece in self.pieces:
             rows = slice(piece.offset - self.first, piece.offset - self.first + piece.length)
             moved = piece.length < SHORT
             cut = {name: array[rows].copy() if moved else array[rows] for name, array in arrays.items()}
             piece.rows = Rows(cut, cut.pop("moments", None), None if moved else self.extent)
-        self.tensors.clear()
         self.extent = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the tensors of a step lie in one buffer."""
+
+    places: "dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]]"
+    """Start and end in bytes, type and shape by name."""
+    size: int
+
+    @classmethod
+    def of(cls, tensors: "dict[str, torch.Tensor]") -> "Layout":
+        """One tensor after the other, each aligned."""
+        places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
+        start = 0
+        for name, tensor in tensors.items():
+            places[name] = (start, start + tensor.nbytes, tensor.dtype, tuple(tensor.shape))
+            start += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return cls(places, start)
+
+    def views(self, buffer: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """The tensors in a buffer, [bytes] uint8."""
+        return {
+            name: buffer[start:end].view(dtype).view(shape) for name, (start, end, dtype, shape) in self.places.items()
+        }
+
+    def arrays(self, buffer: "torch.Tensor") -> dict[str, Array]:
+        """The same as numpy arrays, of a buffer on the host."""
+        return {name: to_numpy(tensor) for name, tensor in self.views(buffer).items()}
 
 
 class Stager:
@@ -88,6 +119,8 @@ class Stager:
         """Why the rows' moments are not computed on the device, if so."""
         self._wanted: tuple[int, int, int, str] | None = None
         self._slots: list[torch.Tensor | None] = [None] * SLOTS
+        self._held: list[tuple[Layout, dict[str, torch.Tensor]] | None] = [None] * SLOTS
+        self._layouts: dict[int, Layout] = {}
         self._copied: list[torch.cuda.Event | None] = [None] * SLOTS
         self._next = 0
         self._side: torch.cuda.Stream | None = None
@@ -106,6 +139,7 @@ class Stager:
         import torch  # noqa: PLC0415 - the format and the writer work without it
 
         self._wanted = None
+        self._layouts.clear()
         if self.device is None or self.device.type != "cuda":
             self.grow(size)
             return
@@ -129,7 +163,7 @@ class Stager:
 
     def size(self, source: "dict[str, torch.Tensor]") -> int:
         """Host bytes that the rows of a step take at most."""
-        return layout(self._with_moments(source))[1]
+        return self._layout(source).size
 
     def stage(self, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> Chunk | None:
         """Start the copy of the rows of `pieces`; None when the arena has no room for it now.
@@ -144,30 +178,34 @@ class Stager:
             self.device = source["last_hidden_state"].device
             self._prepare(*self._wanted)
         cut = {name: tensor[first:last] for name, tensor in source.items()}
-        like = self._with_moments(cut)
-        starts, size = layout(like)
-        extent = self.arena.take(size)
+        layout = self._layout(cut)
+        extent = self.arena.take(layout.size)
         if extent is None:
             return None
-        host = {name: part(extent.memory, starts[name], tensor) for name, tensor in like.items()}
         if self._side is not None:
-            return Chunk(host, pieces, first, extent, self._copy(cut, like, extent.memory))
+            return Chunk(layout, pieces, first, extent, self._copy(cut, layout, extent.memory))
+        host = layout.views(extent.memory)
         for name, tensor in cut.items():
             host[name].copy_(tensor)
-        return Chunk(host, pieces, first, extent)
+        return Chunk(layout, pieces, first, extent)
 
-    def _with_moments(self, source: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """The tensors of a chunk; that of the moments only by its shape and type."""
+    def _layout(self, source: "dict[str, torch.Tensor]") -> Layout:
+        """How the rows of a step, and their moments if the device computes them, lie in a chunk."""
         import torch  # noqa: PLC0415
 
-        if self._moments is None:
-            return source
-        rows, boundaries, _ = source["aux_hidden_states"].shape
-        return {**source, "moments": torch.empty((rows, boundaries + 1, MOMENTS), dtype=torch.float32, device="meta")}
+        aux = source["aux_hidden_states"]
+        found = self._layouts.get(len(aux))
+        if found is None:
+            tensors = dict(source)
+            if self._moments is not None:
+                shape = (len(aux), aux.shape[1] + 1, MOMENTS)
+                tensors["moments"] = torch.empty(shape, dtype=torch.float32, device="meta")
+            if len(self._layouts) >= LAYOUTS:
+                self._layouts.clear()
+            found = self._layouts[len(aux)] = Layout.of(tensors)
+        return found
 
-    def _copy(
-        self, source: "dict[str, torch.Tensor]", like: "dict[str, torch.Tensor]", host: "torch.Tensor"
-    ) -> "torch.cuda.Event":
+    def _copy(self, source: "dict[str, torch.Tensor]", layout: Layout, host: "torch.Tensor") -> "torch.cuda.Event":
         """Engine → slot on the current stream, moments and slot → host on the side stream."""
         import torch  # noqa: PLC0415
 
@@ -177,16 +215,17 @@ class Stager:
         copied = self._copied[number]
         if copied is not None:
             current.wait_event(copied)
-        starts, size = layout(like)
-        slot = self._slot(number, size)
-        held = {name: part(slot, starts[name], tensor) for name, tensor in like.items()}
+        slot = self._slot(number, layout.size)
+        last = self._held[number]
+        held = last[1] if last is not None and last[0] is layout else layout.views(slot)
+        self._held[number] = (layout, held)
         for name, tensor in source.items():
             held[name].copy_(tensor, non_blocking=True)
         self._side.wait_event(current.record_event())
         with torch.cuda.stream(self._side):
             if self._moments is not None:
                 self._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
-            host.copy_(slot[:size], non_blocking=True)
+            host.copy_(slot[: layout.size], non_blocking=True)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._side)
         self._copied[number] = ready
@@ -200,7 +239,7 @@ class Stager:
         if slot is None or len(slot) < size:
             slot = torch.empty(size, dtype=torch.uint8, device=self.device)
             slot.record_stream(self._side)  # a later growth frees it while the side stream may still read it
-            self._slots[number] = slot
+            self._slots[number], self._held[number] = slot, None
         return slot
 
     def _compile(self, states: "torch.Tensor") -> None:
@@ -218,21 +257,6 @@ class Stager:
             self.problem = f"statistics are computed on the host: {type(error).__name__}: {error}"
         else:
             self._moments = write_moments
-
-
-def layout(tensors: "dict[str, torch.Tensor]") -> tuple[dict[str, int], int]:
-    """Where each tensor begins in one buffer, aligned, and the buffer's size in bytes."""
-    starts: dict[str, int] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        starts[name] = size
-        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return starts, size
-
-
-def part(buffer: "torch.Tensor", start: int, like: "torch.Tensor") -> "torch.Tensor":
-    """The piece of a byte buffer that begins at `start`, with the shape and type of `like`."""
-    return buffer[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 
 def to_numpy(tensor: "torch.Tensor") -> Array:

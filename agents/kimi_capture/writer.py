@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,10 @@ FLUSH: Final = 30.0
 """Seconds after which a started shard is written although it is not full."""
 HOLD: Final = 30.0
 """Longest time in seconds that one step is held back."""
+HANDOVER: Final = 0.0005
+"""Seconds after which a running thread hands over the interpreter: the engine's loop never rests, and with the default
+of 5 ms each of a shard's many short steps would wait so long.
+"""
 LOOK: Final = 0.1
 """Seconds after which a step that is held back looks whether waiting still makes sense."""
 PATIENCE: Final = 1.0
@@ -130,6 +135,8 @@ class Writer:
         self._inbox: queue.SimpleQueue[Chunk | Finished | None] = queue.SimpleQueue()
         self._jobs: queue.Queue[Batch] = queue.Queue(COMMITTERS)
         self._batch = Batch([])
+        self._handover = sys.getswitchinterval()
+        sys.setswitchinterval(min(HANDOVER, self._handover))
         threading.Thread(target=self._build_for_ever, name="kimi-capture-build", daemon=True).start()
         for number in range(COMMITTERS):
             threading.Thread(target=self._commit_for_ever, name=f"kimi-capture-{number}", daemon=True).start()
@@ -194,6 +201,7 @@ class Writer:
             settled = self._changed.wait_for(lambda: not self._waiting, HOLD)
             self._closed = True
             self._changed.notify_all()
+        sys.setswitchinterval(self._handover)
         return settled
 
     def _size(self, item: Chunk | Finished) -> int:

@@ -147,6 +147,8 @@ class Fleet:
         """Start a server; does not wait until it is ready."""
         paths = [str(self._plugins)] if contenders else []
         extra = dict(self.lane.environment)
+        if self.lane.name == "gpu":
+            extra |= {"KIMI_CAPTURE_WAITING_MIB": "4096", "KIMI_CAPTURE_MEMORY_MIB": "16384"}
         sockets = None
         if plugin:
             paths.append(str(ensure_bundle()))
@@ -166,10 +168,10 @@ class Fleet:
         self._stack.callback(server.stop)
         return server
 
-    def ready(self, server: Server, limit: float) -> float:
-        """Wait until the server serves; the seconds that took. Raises RuntimeError when it does not."""
+    def ready(self, server: Server, limit: float, said: bytes = b"fired up") -> float:
+        """Wait until the server's log says so; the seconds that took. Raises RuntimeError when it does not."""
         began = time.monotonic()
-        while b"fired up" not in server.log.read_bytes():
+        while said not in server.log.read_bytes():
             if server.process.poll() is not None or time.monotonic() - began > limit:
                 raise RuntimeError(f"{server.log.stem} did not start:\n" + server.log.read_text()[-3000:])
             threading.Event().wait(0.25)

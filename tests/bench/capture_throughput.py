@@ -10,10 +10,7 @@ named in the table and the rest goes on.
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,13 +19,14 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from orjson import loads
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "agents"), str(Path(__file__).parents[1])]
+
 
 from bench.capture_lane import (  # noqa: E402 - the path is set above
     Fleet,
@@ -42,6 +40,7 @@ from bench.capture_lane import (  # noqa: E402 - the path is set above
     prefill_body,
     raw_disk,
 )
+from bench.capture_report import describe, table  # noqa: E402
 from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
 
@@ -52,11 +51,12 @@ DUMPER_FILTER = r"search('(layers\\.({0})|model\\.norm)\\.output', name or '') i
 class Bench:
     """One run: its servers, what was measured, and the time that is left."""
 
-    def __init__(self, fleet: Fleet, disk: Path, memory: Path, limit: float) -> None:
+    def __init__(self, fleet: Fleet, disk: Path, memory: Path, out: Path, limit: float) -> None:
         self.fleet = fleet
         self.lane: Lane = fleet.lane
         self.disk = disk
         self.memory = memory
+        self.out = out
         self.numbers: dict[str, list[float]] = defaultdict(list)
         self.notes: list[str] = []
         self._began = time.monotonic()
@@ -81,11 +81,30 @@ class Bench:
         except Exception as error:  # whatever one part runs into, the others' numbers count
             self.say(traceback.format_exc())
             self.notes.append(f"{name}: failed: {type(error).__name__}: {error}"[:400])
+        self.save()
+
+    def save(self) -> str:
+        """Write what there is so far; the table."""
+        text = table(self.lane, self.numbers, self.notes)
+        stem = self.out / f"capture-{self.lane.name}-{self.lane.model}"
+        stem.with_suffix(".md").write_text(text)
+        stem.with_suffix(".json").write_text(json.dumps({"machine": describe(), **self.numbers}, indent=1) + "\n")
+        return text
 
     def name(self, kind: str) -> str:
         """A name for a dump or a batch that was not used before."""
         self._count += 1
         return f"{kind}-{self._count:04}"
+
+    def first_start(self, server: Server) -> None:
+        """A process' first dump takes its host memory and compiles; later ones start at once."""
+        for kind in ("first start, seconds", "later start, seconds"):
+            directory = self.disk / self.name("start")
+            began = time.perf_counter()
+            server.ask(op="start", dump=directory.name, directory=str(directory))
+            self.numbers[kind].append(time.perf_counter() - began)
+            server.ask(op="stop", drain=0)
+            shutil.rmtree(directory)
 
     # Prefill
 
@@ -159,7 +178,7 @@ class Bench:
             body["return_hidden_states"] = True
             began = time.perf_counter()
             answer = server.post("/generate", json.dumps(body).encode())
-            states = json.loads(answer)[0]["meta_info"]["hidden_states"]
+            states = loads(answer)[0]["meta_info"]["hidden_states"]
             seconds = time.perf_counter() - began
             self.check("http rows", len(np.asarray(states[0])) == rows, f"{len(states[0])} rows of {rows}")
             self.numbers["http"].append(rows / seconds)
@@ -220,6 +239,9 @@ class Bench:
             for rid in dumps[0]
             for one, other in [(dumps[0][rid][0], dumps[1][rid][0])]
         )
+        for rid, (_, rms, _) in dumps[0].items():
+            same = rms is not None and np.isfinite(rms).all() and np.array_equal(rms, dumps[1][rid][1])
+            self.check("RMS before the norm is the same under graphs", bool(same), f"{rid}: {rms} {dumps[1][rid][1]}")
         text = graphs.log.read_text(errors="replace")
         replays = text.count("cuda graph: True")
         self.numbers["rows compared"], self.numbers["rows equal"] = [rows], [equal]
@@ -241,7 +263,7 @@ class Bench:
         return found
 
     def read(self, directory: Path) -> dict[str, tuple[Any, Any, Any]]:
-        """(states [rows, K+1, H], statistics, tokens) by request; checks hashes, tokens and the device's statistics."""
+        """(states [rows, K+1, H], RMS [rows], tokens) by request; checks hashes, tokens and the device's statistics."""
         found: dict[str, tuple[Any, Any, Any]] = {}
         for commit in read_commits(directory)[0]:
             shard = read_shard(directory / commit.shard)
@@ -264,7 +286,10 @@ class Bench:
                 shard.meta.samples, shard.sample_offsets, shard.sample_offsets[1:], strict=False
             ):
                 rows = slice(int(first), int(end))
-                found[sample.rid] = (states[rows].copy(), None, shard.token_ids[rows].copy())
+                rms = shard.last_pre_norm_rms
+                found[sample.rid] = (
+                    states[rows].copy(), None if rms is None else rms[rows].copy(), shard.token_ids[rows].copy()
+                )  # fmt: skip
         return found
 
     def check(self, what: str, good: bool, detail: str) -> None:
@@ -284,7 +309,8 @@ def together(bench: Bench, quick: bool) -> None:
     fleet, dumps = bench.fleet, bench.disk / "dumper"
     dumps.mkdir()
     base = fleet.start("base")
-    bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
+    compiled = fleet.ready(base, START_LIMIT, b"fired up" if quick else b"Uvicorn running")
+    bench.say(f"without the plugin: compiled and loaded after {compiled:.0f} s")
     ours = fleet.start("plugin", plugin=True)
     eager_flags = ["--disable-cuda-graph"]
     if quick:
@@ -292,25 +318,33 @@ def together(bench: Bench, quick: bool) -> None:
     eager = fleet.start("eager", *eager_flags, plugin=True, contenders=True)
     if quick:
         fleet.ready(eager, START_LIMIT)
+    again = fleet.start("base-again")
+    if quick:
+        fleet.ready(again, START_LIMIT)
     dumper = fleet.start(
         "dumper", *eager_flags, DUMPER_SERVER_PORT="reuse", DUMPER_NON_INTRUSIVE_MODE="all", DUMPER_DIR=str(dumps)
     )
+    fleet.ready(base, START_LIMIT)
+    fleet.ready(again, START_LIMIT)
     bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s more")
     status = ours.ask(op="status")["status"]
     bench.boundaries = tuple(status["boundaries"])
     bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
-    rounds = 3 if quick else 11
-    variants = {"none": (base, None), "idle": (ours, None), "memory": (ours, bench.memory), "disk": (ours, bench.disk)}
-    bench.part("prefill", 100, lambda: bench.prefill_rounds(variants, rounds))
-    bench.part("sustained", 60, lambda: bench.sustained(ours, bench.lane.prompts * 3, 1 if quick else 3))
-    decoding = {"none": (base, None), "idle": (ours, None), "disk": (ours, bench.disk)}
+    rounds = 3 if quick else 9
+    bench.part("first start", 60, partial(bench.first_start, ours))
+    servers: dict[str, tuple[Server, Path | None]] = {
+        "none": (base, None), "none again": (again, None), "idle": (ours, None), "disk": (ours, bench.disk)
+    }  # fmt: skip
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(servers | {"memory": (ours, bench.memory)}, rounds))
+    bench.part("sustained", 45, lambda: bench.sustained(ours, bench.lane.prompts * 3, 1 if quick else 3))
+    bench.say(f"the plugin's last problem: {ours.ask(op='status')['status']['last_error']}")
+    bench.part("decode", 35, lambda: bench.decode_rounds(servers, min(rounds, 7), 16 if quick else 384))
     bench.part("ready", 20, lambda: bench.say(f"eager: {fleet.ready(eager, START_LIMIT):.0f} s more"))
-    decoding["graphs off"] = (eager, None)
-    bench.part("decode", 40, lambda: bench.decode_rounds(decoding, rounds, 16 if quick else 192))
-    bench.part("values", 20, lambda: bench.values(ours, eager))
-    bench.part("HTTP", 30, lambda: bench.http(base, bench.lane.rows // 2, 2))
+    bench.part("values", 15, lambda: bench.values(ours, eager))
+    bench.part("HTTP", 15, lambda: bench.http(base, bench.lane.rows // 4, 2))
     for mode in ("torch", "safetensors"):
-        bench.part(mode, 30, partial(bench.contender, eager, mode, 2))
+        bench.part(mode, 25, partial(bench.contender, eager, mode, 2))
+    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": (eager, None)}, 2, 16 if quick else 64))
     bench.part("ready", 20, lambda: bench.say(f"dumper: {fleet.ready(dumper, START_LIMIT):.0f} s more"))
     bench.part("dumper", 30, lambda: bench.dumper(dumper, dumps, bench.lane.prompts // 3 or 1, 1))
 
@@ -342,87 +376,6 @@ def apart(bench: Bench, quick: bool) -> None:
     bench.part("without the plugin again", 150, lambda: without("after"))
 
 
-def table(bench: Bench) -> str:
-    """The results as markdown, the method and the machine above them."""
-    middle = {name: statistics.median(values) for name, values in bench.numbers.items() if values}
-    lines = [*machine(bench), "", "| | median | of the same round without the plugin | spread (min to max) | rounds |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    for name, values in bench.numbers.items():
-        if name.startswith(("check", "warm")) or not values:
-            continue
-        group = "decode none" if name.startswith("decode") else "none"
-        compared = name in ("none", "idle", "memory", "disk") or name.startswith("decode ")
-        ratio = relative(values, bench.numbers.get(group, [])) if compared else ""
-        spread = f"{min(values):,.5g} to {max(values):,.5g}"
-        lines.append(f"| {name} | {middle[name]:,.5g} | {ratio} | {spread} | {len(values)} |")
-    lines += ["", *derived(middle)]
-    for name, values in bench.numbers.items():
-        if name.startswith("check"):
-            lines.append(f"* {name}: {int(sum(values))} of {len(values)}")
-    return "\n".join([*lines, *(f"* {note}" for note in bench.notes)]) + "\n"
-
-
-def relative(values: list[float], base: list[float]) -> str:
-    """The median of the rounds' ratios, or of the medians where the rounds were not the same."""
-    if not base:
-        return "–"
-    if len(values) == len(base):
-        ratio = statistics.median(one / other for one, other in zip(values, base, strict=True))
-    else:
-        ratio = statistics.median(values) / statistics.median(base)
-    return f"{100 * ratio:.2f} %"
-
-
-def derived(middle: dict[str, float]) -> list[str]:
-    lines = []
-    for one, other, text in (
-        ("sustained durable", "raw disk", "durable tokens of the raw disk's in the same run"),
-        ("idle", "none", "prefill, plugin idle, medians"),
-        ("decode none", "decode graphs off", "decode with graphs to without, no capture"),
-        ("decode disk", "decode graphs off", "decode with graphs while dumping to decode without graphs"),
-        ("sustained durable", "http", "durable tokens a second to return_hidden_states over HTTP"),
-        ("disk durable", "http", "durable tokens a second (burst) to return_hidden_states over HTTP"),
-        ("disk durable", "torch durable", "durable tokens a second (burst) to torch.save in a pool"),
-        ("disk durable", "safetensors durable", "durable tokens a second (burst) to one safetensors file a sample"),
-    ):
-        if one in middle and other in middle:
-            lines.append(f"* {text}: {middle[one] / middle[other]:.4g} times")
-    return lines
-
-
-def machine(bench: Bench) -> list[str]:
-    lane = bench.lane
-    return [
-        f"# Capture, {lane.name} lane, {lane.model}",
-        "",
-        f"{describe()}. {lane.prompts} prompts of {lane.rows} tokens a batch; layers {lane.layers}; "
-        "rates are tokens a second.",
-        "none/idle/memory/disk: prefill without the plugin, with it idle, dumping to memory-backed storage, to disk; "
-        "durable: until every shard is fsynced, renamed and listed; "
-        + ("servers beside each other, rounds interleaved." if lane.together else "one server at a time."),
-    ]  # fmt: skip
-
-
-def describe() -> str:
-    """The machine and the versions in one line."""
-    gpu = ""
-    if shutil.which("nvidia-smi"):
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        gpu = subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip() + ", "
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    names = []
-    for name in ("torch", "sglang", "triton", "numpy", "xxhash"):
-        try:
-            names.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?: ?")
-    return (
-        f"{time.strftime('%Y-%m-%d')}, {gpu}{os.cpu_count()} × {cpu.split(': ')[1]}, {memory:.0f} GiB, "
-        f"Linux {platform.release()}, Python {platform.python_version()}, {', '.join(names)}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu")
@@ -438,15 +391,11 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="capture-", dir="/dev/shm") as memory,
         Fleet(lane, arguments.logs or Path(disk)) as fleet,
     ):
-        bench = Bench(fleet, Path(disk), Path(memory), arguments.limit)
+        bench = Bench(fleet, Path(disk), Path(memory), arguments.out, arguments.limit)
         try:
             (together if lane.together else apart)(bench, lane.name == "cpu")
         finally:
-            text = table(bench)
-            stem = arguments.out / f"capture-{lane.name}-{lane.model}"
-            stem.with_suffix(".md").write_text(text)
-            stem.with_suffix(".json").write_text(json.dumps({"machine": describe(), **bench.numbers}, indent=1))
-            print(text, flush=True)
+            print(bench.save(), flush=True)
 
 
 if __name__ == "__main__":
