@@ -24,7 +24,8 @@ from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import Chunk, Rows, assemble
 from kimi_capture.store import Store
 
-COMMITTERS: Final = 6
+COMMITTERS: Final = 12
+"""Enough that the disk is busy while others of them copy, hash and wait for an fsync."""
 GIB: Final = 1 << 30
 RETRY: Final = 2.0
 """Seconds between two tries on a full disk."""
