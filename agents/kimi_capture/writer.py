@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import Chunk, Rows, assemble
 from kimi_capture.store import Store
 
-COMMITTERS: Final = 12
+COMMITTERS: Final = 6
 """Enough that the disk is busy while others of them copy, hash and wait for an fsync."""
 GIB: Final = 1 << 30
 RETRY: Final = 2.0
@@ -33,10 +32,6 @@ FLUSH: Final = 30.0
 """Seconds after which a started shard is written although it is not full."""
 HOLD: Final = 30.0
 """Longest time in seconds that one step is held back."""
-HANDOVER: Final = 0.0005
-"""Seconds after which a running thread hands over the interpreter: the engine's loop never rests, and with the default
-of 5 ms each of a shard's many short steps would wait so long.
-"""
 LOOK: Final = 0.1
 """Seconds after which a step that is held back looks whether waiting still makes sense."""
 PATIENCE: Final = 1.0
@@ -136,8 +131,6 @@ class Writer:
         self._inbox: queue.SimpleQueue[Chunk | Finished | None] = queue.SimpleQueue()
         self._jobs: queue.Queue[Batch] = queue.Queue(COMMITTERS)
         self._batch = Batch([])
-        self._handover = sys.getswitchinterval()
-        sys.setswitchinterval(min(HANDOVER, self._handover))
         threading.Thread(target=self._build_for_ever, name="kimi-capture-build", daemon=True).start()
         for number in range(COMMITTERS):
             threading.Thread(target=self._commit_for_ever, name=f"kimi-capture-{number}", daemon=True).start()
@@ -202,7 +195,6 @@ class Writer:
             settled = self._changed.wait_for(lambda: not self._waiting, HOLD)
             self._closed = True
             self._changed.notify_all()
-        sys.setswitchinterval(self._handover)
         return settled
 
     def _size(self, item: Chunk | Finished) -> int:
