@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from kimi_agent.bundle import ensure_bundle
+from kimi_agent.host.procfs import run_processes, shm_segments
 
 ENGINE = Path(__file__).parents[2] / ".engine"
 PYTHON = ENGINE / "bin" / "python"
@@ -135,10 +136,13 @@ def wait_ready(server: Server) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server's whole process group and wait for it."""
+    """End the server's whole process group, wait for it, and remove the shared memory that a kill makes it leave."""
+    segments = shm_segments(run_processes(process.pid))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
+    for segment in segments:
+        Path(segment).unlink(missing_ok=True)
 
 
 Launch = Callable[..., Server]
