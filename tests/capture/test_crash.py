@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 TESTS = Path(__file__).parents[1]
 
 

@@ -21,7 +21,7 @@ from kimi_capture.format import read_commits, read_shard
 from .conftest import Launch, Server, ask
 from .test_engine import prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(600)]
 FLAGS = ("--disable-radix-cache", "--chunked-prefill-size", "512")
 REQUESTS = [(f"q{number:03}", prompt, 6) for number, prompt in enumerate(prompts(*[300] * 60, seed=11))]
 ROWS = 300 + 6 - 1
