@@ -36,10 +36,6 @@ class Home:
         return self.root / "journal"
 
     @property
-    def lock(self) -> Path:
-        return self.root / "agent.lock"
-
-    @property
     def log(self) -> Path:
         return self.root / "agent.log"
 
