@@ -50,16 +50,22 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class BaselineKnown:
-    """The last good start of the same model, layout, SGLang and flags, to hold this one against."""
+    """Good starts of the same model, layout, SGLang and flags, to hold this one against."""
 
     run: str
-    """The run that it is a measure for."""
+    """The run that they are a measure for."""
     time: float
-    """When that start was launched."""
+    """When the last of them was launched."""
     phases: tuple[tuple[str, float], ...]
-    """(phase, seconds from the first rank that entered it to the last that left it)."""
+    """(phase, seconds from the first rank that entered it to the last that left it), the median of the starts."""
     total: float
-    """Seconds from launch to ready."""
+    """Seconds from launch to ready, the median of the starts."""
+    starts: int = 1
+    """How many good starts these figures are made of."""
+    slowest: tuple[tuple[str, float], ...] = ()
+    """(phase, seconds) as in `phases`, of the slowest start."""
+    silences: tuple[tuple[str, float], ...] = ()
+    """(phase, longest seconds without progress while it was the earliest that a rank was in), over all starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""How long a start may stand still before that means something: held against good starts, else fixed seconds."""
+
+from typing import Final
+
+from kimi_agent.model.events import BaselineKnown
+
+LEAST_MARGIN: Final = 15.0
+MOST_MARGIN: Final = 60.0
+"""Seconds granted beyond the longest silence of any good start: half of it again, within these bounds."""
+
+
+def silence_limit(phase: str, baseline: BaselineKnown | None, fixed: float) -> float:
+    """Seconds without progress in `phase` (the earliest that a rank is in) after which a start counts as stuck.
+
+    The longest silence that a good start of the same launch had there, and half of it again; `fixed` where no good
+    start is known.
+    """
+    longest = dict(baseline.silences).get(phase) if baseline is not None else None
+    if longest is None:
+        return fixed
+    return longest + min(max(longest / 2, LEAST_MARGIN), MOST_MARGIN)
