@@ -11,10 +11,12 @@ from kimi_agent.model.state import State
 from kimi_agent.profile import Profile, load
 from kimi_console.headless.diagnose import EXITS, Report, is_file, report_file, report_host
 from kimi_console.headless.stream import stream
+from kimi_console.headless.terminal import terminal_handler
 from kimi_console.paths import profiles_dir
 from kimi_console.source.client import Dial
 from kimi_console.source.live import LiveSource
 from kimi_console.source.local import check_python, local_dial, local_python
+from kimi_console.source.questions import Questions
 from kimi_console.source.recorder import Batches, Recorder
 from kimi_console.source.replay import ReplaySource
 from kimi_console.source.session import Session
@@ -75,7 +77,9 @@ class Watch:
         """
         from kimi_console.remote.dial import ssh_dial  # noqa: PLC0415 - asyncssh costs 0.2 s
 
-        return self._watch(host, ssh_dial(host, self.interpreter, config, read_only=self.read_only))
+        questions = Questions(terminal_handler())
+        dial = ssh_dial(host, self.interpreter, config, read_only=self.read_only, questions=questions)
+        return self._watch(host, dial, questions)
 
     def on_this_machine(self, home: Path | None) -> int:
         """Watch this machine until the operator leaves.
@@ -87,11 +91,11 @@ class Watch:
         asyncio.run(check_python(python))
         return self._watch("this machine", local_dial(python, home, read_only=self.read_only))
 
-    def _watch(self, title: str, dial: Dial) -> int:
+    def _watch(self, title: str, dial: Dial, questions: Questions | None = None) -> int:
         live = LiveSource(title, dial, read_only=self.read_only)
         source = Recorder(live, self.record) if self.record is not None else live
         profiles: list[Profile | Path] = [*([self.profile] if self.profile is not None else []), *self.others]
-        return asyncio.run(_present(source, live, profiles, self.show))
+        return asyncio.run(_present(source, live, profiles, self.show, questions))
 
 
 def play(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
@@ -116,10 +120,17 @@ def diagnose_target(target: str, python: str | None, config: Path | None) -> Rep
         return report_file(Path(target))
     from kimi_console.remote.dial import ssh_dial  # noqa: PLC0415 - asyncssh costs 0.2 s
 
-    return asyncio.run(report_host(ssh_dial(target, python, config, read_only=True)))
+    questions = Questions(terminal_handler())
+    return asyncio.run(report_host(ssh_dial(target, python, config, read_only=True, questions=questions)))
 
 
-async def _present(source: Batches, live: LiveSource | None, profiles: Sequence[Profile | Path], show: Show) -> int:
+async def _present(
+    source: Batches,
+    live: LiveSource | None,
+    profiles: Sequence[Profile | Path],
+    show: Show,
+    questions: Questions | None = None,
+) -> int:
     """Show a source on a screen or without one until it ends or the operator leaves."""
     try:
         if live is not None:
@@ -129,7 +140,9 @@ async def _present(source: Batches, live: LiveSource | None, profiles: Sequence[
         from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
 
         session = Session(source, live)
-        return await run_app(session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse)
+        return await run_app(
+            session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse, questions=questions
+        )
     finally:
         await source.close()
 

@@ -1,6 +1,7 @@
 """A real OpenSSH server on loopback, with keys, homes and an ssh config of its own."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -56,6 +57,25 @@ class Sshd:
     """The operator's key, which the server accepts."""
     config: Path
     known_hosts: Path
+    settings: Path
+    """The server's own configuration."""
+
+    def restart(self, *lines: str, accounts: Path | None = None) -> None:
+        """End the server and start it again with settings that come before those it has.
+
+        Args:
+            lines: of sshd_config.
+            accounts: a directory whose passwd, shadow and pam.d/sshd the server sees instead of the machine's.
+        """
+        self.stop()
+        self.settings.write_text("\n".join([*lines, self.settings.read_text()]))
+        self.process = _start(self.settings, self.port, accounts)
+
+    def stop(self) -> None:
+        """End the server with all its sessions, as when the host goes down."""
+        self.cut_connections()
+        self.process.terminate()
+        self.process.wait(10)
 
     def trust(self, key: Path | None = None) -> None:
         """Put the server's key (or another one) into known_hosts."""
@@ -87,9 +107,6 @@ class Sshd:
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     """A running server whose sessions live in a home directory of the test; it ends with the test."""
-    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if program is None:
-        pytest.fail("There is no sshd: apt-get install openssh-server", pytrace=False)
     home, client_home = tmp_path / "far", tmp_path / "near"
     for directory in (home, client_home / ".ssh"):
         directory.mkdir(parents=True, mode=0o700)
@@ -106,30 +123,36 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
         f"AuthorizedKeysFile {tmp_path / 'authorized_keys'}\nPasswordAuthentication no\nPrintMotd no\n"
         f"KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nUseDNS no\nSetEnv HOME={home}\n"
     )
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with (tmp_path / "sshd.log").open("wb") as log:
-        process = subprocess.Popen([program, "-f", str(settings), "-D", "-e"], stderr=log)
     server = Sshd(
-        process, port, host_key, home, client_home, key, client_home / ".ssh" / "config",
-        client_home / ".ssh" / "known_hosts",
+        _start(settings, port), port, host_key, home, client_home, key, client_home / ".ssh" / "config",
+        client_home / ".ssh" / "known_hosts", settings,
     )  # fmt: skip
     server.write_config()
     try:
-        _await_port(process, port, tmp_path / "sshd.log")
         yield server
     finally:
-        server.cut_connections()
-        process.terminate()
-        process.wait(10)
+        server.stop()
         _stop_agent(home)
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _start(settings: Path, port: int, accounts: Path | None = None) -> "subprocess.Popen[bytes]":
+    """Start sshd and wait until it listens."""
+    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.fail("There is no sshd: apt-get install openssh-server", pytrace=False)
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    argv = [program, "-f", str(settings), "-D", "-e"]
+    if accounts is not None:
+        binds = [f"mount --bind {accounts}/{name} /etc/{name}" for name in ("passwd", "shadow", "pam.d")]
+        argv = ["unshare", "--mount", "sh", "-c", " && ".join([*binds, shlex.join(["exec", *argv])])]
+    log = settings.with_suffix(".log")
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, stderr=file)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
+            return process
         if process.poll() is not None:
             break
         time.sleep(0.02)
@@ -145,6 +168,24 @@ def _stop_agent(home: Path) -> None:
         client.close()
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(10)
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Path:
+    """Accounts of a machine of its own: `operator`, whose password is `open sesame`, beside those that are here."""
+    if os.geteuid() != 0:
+        pytest.fail("This test gives sshd accounts of its own: run it as root, in a container.", pytrace=False)
+    place = tmp_path / "etc"
+    (place / "pam.d").mkdir(parents=True)
+    hashed = subprocess.run(
+        ["openssl", "passwd", "-6", "-stdin"], input="open sesame\n", check=True, capture_output=True, text=True
+    ).stdout.strip()
+    (place / "passwd").write_text(f"{Path('/etc/passwd').read_text()}operator:x:0:0::{tmp_path / 'far'}:/bin/sh\n")
+    (place / "shadow").write_text(f"{Path('/etc/shadow').read_text()}operator:{hashed}:19000:0:99999:7:::\n")
+    (place / "pam.d" / "sshd").write_text(
+        "auth required pam_unix.so\naccount required pam_permit.so\nsession required pam_permit.so\n"
+    )
+    return place
 
 
 @pytest.fixture

@@ -28,7 +28,11 @@ class HostConfig:
     """IdentityFile's paths; empty when ssh's defaults apply."""
     identities_only: bool
     """Whether the ssh-agent may offer no other keys."""
+    certificates: tuple[Path, ...]
+    """CertificateFile's paths."""
     known_hosts: tuple[Path, ...]
+    connect_timeout: float | None
+    """ConnectTimeout in seconds, or nothing."""
     ssh_arguments: tuple[str, ...]
     """What the ssh command needs to reach the same host."""
 
@@ -69,6 +73,8 @@ async def host_config(host: str, config: Path | None, port: int | None = None, u
         jump=options.tunnel if isinstance(options.tunnel, str) else None,
         identities=tuple(Path(name).expanduser() for name in read("IdentityFile", [])),
         identities_only=bool(read("IdentitiesOnly", False)),
+        certificates=tuple(Path(name).expanduser() for name in read("CertificateFile", [])),
+        connect_timeout=options.connect_timeout,
         known_hosts=(*(Path(name).expanduser() for name in files), *shared),
         ssh_arguments=(
             *(("-F", str(config)) if config is not None else ()),

@@ -11,6 +11,7 @@ from kimi_console.remote.bootstrap import Attachment, bootstrap, raw
 from kimi_console.remote.ssh import open_ssh
 from kimi_console.source.client import Dial, Transport
 from kimi_console.source.local import last_line
+from kimi_console.source.questions import Questions
 
 LAST_WORDS_WITHIN = 2.0
 
@@ -49,7 +50,14 @@ class SshTransport:
         return last_line(raw(done.stderr))
 
 
-def ssh_dial(host: str, python: str | None = None, config: Path | None = None, *, read_only: bool = False) -> Dial:
+def ssh_dial(
+    host: str,
+    python: str | None = None,
+    config: Path | None = None,
+    *,
+    read_only: bool = False,
+    questions: Questions | None = None,
+) -> Dial:
     """Dials the agent of a host over SSH, bringing it there when needed.
 
     Args:
@@ -57,12 +65,13 @@ def ssh_dial(host: str, python: str | None = None, config: Path | None = None, *
         python: the interpreter on the host; searched for when not given.
         config: an ssh config to use instead of the user's own.
         read_only: attach without the right to act.
+        questions: who types passwords and passphrases.
     """
     chosen = python
 
     async def dial() -> Transport:
         nonlocal chosen
-        connection = await open_ssh(host, config)
+        connection = await open_ssh(host, config, questions=questions)
         try:
             attachment = await bootstrap(connection, host, chosen)
             # A redial goes straight to the interpreter that worked.

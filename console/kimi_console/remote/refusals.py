@@ -4,7 +4,7 @@ import errno
 import shlex
 import socket
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
@@ -12,32 +12,11 @@ import asyncssh
 from kimi_agent.errors import KimiError, UnavailableError, UsageError
 from kimi_agent.text import clean
 from kimi_console.remote.config import HostConfig, config_files
-from kimi_console.remote.hostkeys import HostKeys, fingerprint
+from kimi_console.remote.hostkeys import fingerprint
+from kimi_console.remote.login import Witness, agent_keys, key_files, needs_passphrase
+from kimi_console.source.questions import LoginCancelled
 
-DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
-
-
-@dataclass(slots=True)
-class Witness(asyncssh.SSHClient):
-    """What the server showed and offered during one login, for the message when it fails."""
-
-    keys: HostKeys
-    offers: list[str] = field(default_factory=list)
-    """Login methods that the server offers beside keys."""
-    connected: bool = False
-
-    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        self.connected = True
-
-    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        self.keys.shown = key
-        return False
-
-    def password_auth_requested(self) -> None:
-        self.offers.append("password")
-
-    def kbdint_auth_requested(self) -> None:
-        self.offers.append("keyboard-interactive")
+TOO_MANY = "too many authentication failures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +45,17 @@ class Attempt:
         """The failure as an error for a person."""
         if self.witness.connected and await self._has_other_key(error):
             return self.witness.keys.refuse(self.target.alias, self.ssh, clean(str(error)))
+        if self.witness.cancelled:
+            who = f"{self.target.user} on {self.target.alias}"
+            return LoginCancelled(f"the login of {who} was left unanswered", "Press r to be asked again.")
+        if isinstance(error, asyncssh.PermissionDenied):
+            return await self._refused_login()
+        if isinstance(error, asyncssh.DisconnectError) and TOO_MANY in str(error).lower():
+            return await self._refused_login(too_many=True)
+        return self._not_connected(error)
+
+    def _not_connected(self, error: Exception) -> KimiError:
         match error:
-            case asyncssh.PermissionDenied():
-                return await self._refused_login()
             case TimeoutError() | ConnectionError() | asyncssh.ConnectionLost() if self.witness.connected:
                 return self._broken_login(error)
             case OSError() | asyncssh.ChannelOpenError():
@@ -119,56 +106,46 @@ class Attempt:
             return UnavailableError(f"there is no route to {place}", "Check the network and the VPN.")
         return UnavailableError(f"cannot connect to {place}: {clean(str(error))}", f"Compare with {self.ssh}.")
 
-    async def _refused_login(self) -> KimiError:
-        """Why no key was accepted: which were tried, and which could not be used."""
-        target = self.target
-        keys = target.identities or tuple(
-            path for name in DEFAULT_KEYS if (path := Path.home() / ".ssh" / name).is_file()
-        )
+    async def _refused_login(self, *, too_many: bool = False) -> KimiError:
+        """Why nothing was accepted: which keys and methods were tried, and which could not be used."""
+        target, witness = self.target, self.witness
+        keys = key_files(target)
         missing = [path for path in target.identities if not path.is_file()]
-        locked = [path for path in keys if path not in missing and _needs_passphrase(path)]
+        locked = [path for path in keys if path not in (*missing, *witness.opened) and needs_passphrase(path)]
         usable = [path for path in keys if path not in missing and path not in locked]
-        from_agent = await _agent_keys()
+        from_agent = [clean(key.get_comment() or "a key") for key in await agent_keys()]
         who = f"{target.user} on {target.alias}"
-        if missing and not usable and not from_agent:
-            what = f"the key file {missing[0]} that the ssh config names for {target.alias} does not exist"
-            return UsageError(what, "Correct IdentityFile, or make the key with ssh-keygen.")
-        if locked and not usable and not from_agent:
-            what = f"the key {locked[0]} for {who} has a passphrase and no ssh-agent holds it"
-            return UnavailableError(what, f"Run {shlex.join(['ssh-add', str(locked[0])])}, then connect again.")
+        if not (usable or from_agent or witness.tried):
+            if missing:
+                what = f"the key file {missing[0]} that the ssh config names for {target.alias} does not exist"
+                return UsageError(what, "Correct IdentityFile, or make the key with ssh-keygen.")
+            if locked:
+                what = f"the key {locked[0]} for {who} has a passphrase and no ssh-agent holds it"
+                return UnavailableError(what, f"Run {shlex.join(['ssh-add', str(locked[0])])}, then connect again.")
         tried = ", ".join([*map(_described, usable), *(f"{name} of the ssh-agent" for name in from_agent)])
-        offers = " and ".join(dict.fromkeys(self.witness.offers))
-        also = f"; the server also offers {offers}, which this console does not use" if offers else ""
+        methods = "".join(f", {method} ({_times(count)})" for method, count in witness.tried.items())
+        offers = " and ".join(method for method in witness.offers if method not in witness.tried)
+        also = f"; the server also offers {offers}, which needs a terminal to type in" if offers else ""
+        what = f"{who} is refused{' after too many tries' if too_many else ''}: tried publickey with "
         return UnavailableError(
-            f"{who} is refused: tried publickey with {tried or 'no key at all'}{also}",
-            f"Add a key there with ssh-copy-id, or look with {self.ssh.replace('ssh', 'ssh -v', 1)}.",
-            slug="login_refused",
+            f"{what}{tried or 'no key at all'}{methods}{also}", self._way_in(too_many), slug="login_refused"
         )
 
+    def _way_in(self, too_many: bool) -> str:
+        if too_many:
+            return "Name the one key with IdentityFile and set IdentitiesOnly yes for this host in the ssh config."
+        return f"Add a key there with ssh-copy-id, or look with {self.ssh.replace('ssh', 'ssh -v', 1)}."
 
-def _needs_passphrase(path: Path) -> bool:
-    try:
-        asyncssh.read_private_key(path)
-    except asyncssh.KeyEncryptionError:
-        return True
-    except asyncssh.KeyImportError as error:
-        return "assphrase" in str(error)
-    except OSError:
-        return False
-    return False
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _described(path: Path) -> str:
     """A key file with its fingerprint when it can be read."""
     try:
         return f"{path} ({fingerprint(asyncssh.read_private_key(path))})"
+    except asyncssh.KeyEncryptionError:
+        return f"{path} (opened with its passphrase)"
     except (OSError, asyncssh.KeyImportError):
         return f"{path} (not readable as a key)"
-
-
-async def _agent_keys() -> list[str]:
-    """Comments of the keys that the ssh-agent holds; empty when there is no agent."""
-    with suppress(OSError, asyncssh.Error, ValueError):
-        async with asyncssh.connect_agent() as agent:
-            return [clean(key.get_comment() or "a key") for key in await agent.get_keys()]
-    return []

@@ -11,7 +11,9 @@ from kimi_agent.errors import UsageError
 from kimi_agent.text import clean
 from kimi_console.remote.config import HostConfig, config_files, host_config
 from kimi_console.remote.hostkeys import HostKeys
-from kimi_console.remote.refusals import Attempt, Witness
+from kimi_console.remote.login import Deadline, Witness
+from kimi_console.remote.refusals import Attempt
+from kimi_console.source.questions import Questions
 
 MAX_HOPS = 8
 
@@ -21,15 +23,24 @@ class Deadlines:
     """Seconds that each part of connecting may take, and the keepalive."""
 
     connect: float = 20.0
-    """TCP connection and login together, for each hop."""
+    """For the TCP connection of each hop; the config's ConnectTimeout comes before it."""
     login: float = 15.0
-    """From the TCP connection to the end of the login."""
+    """From the TCP connection to the end of the login, without the time that the operator types."""
     keepalive: float = 5.0
     """Between two probes of a silent connection; three unanswered ones end it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What all hops to a host have in common."""
+
+    config: Path | None
+    deadlines: Deadlines
+    questions: Questions
+
+
 async def open_ssh(
-    host: str, config: Path | None = None, deadlines: Deadlines | None = None
+    host: str, config: Path | None = None, deadlines: Deadlines | None = None, questions: Questions | None = None
 ) -> asyncssh.SSHClientConnection:
     """Log in to a host, through its jump hosts if it has any.
 
@@ -37,13 +48,15 @@ async def open_ssh(
         host: an alias of the config, or `[user@]host[:port]`.
         config: an ssh config to use instead of the user's own.
         deadlines: other than the default ones.
+        questions: who types passwords and passphrases; nobody when not given.
 
     Raises:
         UnavailableError: the host cannot be reached, or its key or the login is refused.
         UsageError: the host's spelling, the config or a key file is wrong.
     """
+    way = _Way(config, deadlines or Deadlines(), questions or Questions())
     name, user, port = parse_host(host)
-    return await _open(await host_config(name, config, port, user), config, deadlines or Deadlines(), None, MAX_HOPS)
+    return await _open(await host_config(name, config, port, user), way, None, MAX_HOPS)
 
 
 def parse_host(text: str) -> tuple[str, str | None, int | None]:
@@ -67,11 +80,7 @@ def parse_host(text: str) -> tuple[str, str | None, int | None]:
 
 
 async def _open(
-    target: HostConfig,
-    config: Path | None,
-    deadlines: Deadlines,
-    via: asyncssh.SSHClientConnection | None,
-    hops_left: int,
+    target: HostConfig, way: _Way, via: asyncssh.SSHClientConnection | None, hops_left: int
 ) -> asyncssh.SSHClientConnection:
     """Connect to one host, first through the jump hosts of its config when it is the first hop itself."""
     if via is None and target.jump:
@@ -79,9 +88,9 @@ async def _open(
             raise UsageError(f"{target.alias} has more than {MAX_HOPS} jump hosts", "Look for a loop in ProxyJump.")
         for hop in target.jump.split(","):
             name, user, port = parse_host(hop.strip())
-            via = await _open(await host_config(name, config, port, user), config, deadlines, via, hops_left - 1)
+            via = await _open(await host_config(name, way.config, port, user), way, via, hops_left - 1)
     try:
-        return await _login(target, config, deadlines, via)
+        return await _login(target, way, via)
     except BaseException:
         if via is not None:
             via.abort()
@@ -89,33 +98,42 @@ async def _open(
 
 
 async def _login(
-    target: HostConfig, config: Path | None, deadlines: Deadlines, via: asyncssh.SSHClientConnection | None
+    target: HostConfig, way: _Way, via: asyncssh.SSHClientConnection | None
 ) -> asyncssh.SSHClientConnection:
-    witness = Witness(HostKeys(target.known_hosts))
-    options: dict[str, Any] = {"port": target.port, "username": target.user, "config": config_files(config)}
-    if target.identities:
-        present = [str(path) for path in target.identities if path.is_file()]
-        options |= {"client_keys": present}
-        if target.identities_only and not present:
-            options |= {"agent_path": None}
+    limit = target.connect_timeout or way.deadlines.connect
+    deadline = Deadline(way.deadlines.login)
+    witness = Witness(target, HostKeys(target.known_hosts), way.questions, deadline)
     try:
-        async with asyncio.timeout(deadlines.connect):
+        async with asyncio.timeout(limit) as deadline.timeout:
             connection = await asyncssh.connect(
                 target.alias,
                 tunnel=via,
                 known_hosts=witness.keys.match,
                 client_factory=lambda: witness,
-                login_timeout=deadlines.login,
-                keepalive_interval=deadlines.keepalive,
+                # The deadline above counts; asyncssh's own would run on while the operator types.
+                login_timeout=0,
+                connect_timeout=0,
+                keepalive_interval=way.deadlines.keepalive,
                 ignore_encrypted=True,
                 agent_forwarding=False,
                 # Events are JSON: a day of them shrinks tenfold on its way.
                 compression_algs=["zlib@openssh.com", "none"],
-                **options,
+                **_identity(target, way.config),
             )
     except (OSError, asyncssh.Error, ValueError) as error:
-        attempt = Attempt(target, config, witness, via, deadlines.connect, deadlines.login)
+        attempt = Attempt(target, way.config, witness, via, limit, way.deadlines.login)
         raise await attempt.explain(error) from error
     if via is not None:
         connection.set_tunnel(via)
     return connection
+
+
+def _identity(target: HostConfig, config: Path | None) -> dict[str, Any]:
+    """Where and as whom to log in, and with which keys."""
+    options: dict[str, Any] = {"port": target.port, "username": target.user, "config": config_files(config)}
+    if target.identities:
+        present = [str(path) for path in target.identities if path.is_file()]
+        options["client_keys"] = present
+        if target.identities_only and not present:
+            options["agent_path"] = None
+    return options

@@ -14,6 +14,7 @@ from kimi_agent.model.events import Event, Gap
 from kimi_agent.wire.rpc import READ_ONLY, Hello
 from kimi_console.source.base import Link
 from kimi_console.source.client import AgentClient, Dial, LinkLost
+from kimi_console.source.questions import LoginCancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class LiveSource:
         """The events, in order, in batches as they come; ends after `close` only."""
         failures = 0
         while not self._closed:
+            unasked = False
             try:
                 async with aclosing(self._one_connection()) as batches:
                     async for batch in batches:
@@ -84,9 +86,10 @@ class LiveSource:
                 detail = "the connection ended"
             except KimiError as error:
                 detail = str(error)
+                unasked = isinstance(error, LoginCancelled)
             if not self._closed:
                 failures += 1
-                await self._wait_to_dial(detail, failures)
+                await self._wait_to_dial(detail, None if unasked else self._delay(failures))
 
     async def request(self, method: str, **params: Any) -> Any:
         """Call a method of the agent; over a broken link it is sent again, and done once, within a minute.
@@ -191,12 +194,17 @@ class LiveSource:
             await self._connected.wait()
         return self._client
 
-    async def _wait_to_dial(self, detail: str, failures: int) -> None:
+    def _delay(self, failures: int) -> float:
+        """Seconds before the next attempt."""
         patience = self._patience
-        delay = min(patience.last_delay, patience.first_delay * 2 ** min(failures - 1, 10))
-        delay *= random.uniform(0.75, 1.25)  # noqa: S311 - jitter
+        delay: float = min(patience.last_delay, patience.first_delay * 2 ** min(failures - 1, 10))
+        return delay * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
+
+    async def _wait_to_dial(self, detail: str, delay: float | None) -> None:
+        """Wait for the next attempt; without a delay until the operator wants it."""
         self._lost_at = self._lost_at or time.time()
-        self._set_link("lost", f"{detail.rstrip('.')}; next attempt in {delay:.0f} s")
+        what = "" if delay is None else f"; next attempt in {delay:.0f} s"
+        self._set_link("lost", f"{detail.rstrip('.')}{what}")
         self._retry.clear()
         try:
             async with asyncio.timeout(delay):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,11 +14,13 @@ from textual.theme import BUILTIN_THEMES
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
 from kimi_console.paths import themes_dir
+from kimi_console.source.questions import Questions
 from kimi_console.source.session import Session
 from kimi_console.tui.actions import BY_ID
 from kimi_console.tui.board import Board
 from kimi_console.tui.clock import HostClock
 from kimi_console.tui.palette import ActionProvider
+from kimi_console.tui.screens.question import ask_on_screen
 from kimi_console.tui.terminal import check_terminal, leave_with_terminal, no_color
 from kimi_console.tui.theme import ANSI_VARIABLES, DEFAULT, load_themes
 
@@ -130,8 +133,11 @@ async def run_app(
     theme: str | None = None,
     mouse: bool = True,
     farewell: str = "",
+    questions: Questions | None = None,
 ) -> int:
     """Show a session until the operator leaves; the exit code.
+
+    What a login asks from now on is asked on the screen.
 
     Raises:
         UsageError: there is no terminal that can show it.
@@ -139,6 +145,8 @@ async def run_app(
     check_terminal(os.environ)
     app = KimiApp(session, profiles=profiles, on_ready=on_ready, ascii=ascii, theme=theme, farewell=farewell)
     app.owns_terminal = True
+    if questions is not None:
+        questions.handler = partial(ask_on_screen, app)
     try:
         await app.run_async(mouse=mouse)
     finally:
