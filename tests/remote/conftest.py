@@ -98,6 +98,8 @@ class Sshd:
 
     def cut_connections(self) -> None:
         """Kill every session of the server, as a dying network would; the listener stays."""
+        if self.process.poll() is not None:
+            return
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if child.name().startswith("sshd"):
