@@ -312,6 +312,17 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole state up to this event, with the end of the log, in place of all events before; never journaled."""
+
+    state: object
+    """A `kimi_agent.model.state.State`, which is made of these events and so cannot be named here."""
+    first: int = 0
+    """Number of the first of `lines` in the log of the state's run."""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A body of a kind that this version does not know, kept as it came."""
 
@@ -322,7 +333,7 @@ class Unknown:
 Body = (
     AgentStarted | RunStarted | BaselineKnown | StatusChanged | LogLines | PhaseEntered | PhaseProgress | RanksSampled
     | HostSampled | ThroughputSampled | VerdictChanged | CaptureReported | DumpSampled | ShardCommitted
-    | RunExited | Note | Gap | Unknown
+    | RunExited | Note | Gap | Snapshot | Unknown
 )  # fmt: skip
 
 

@@ -34,6 +34,11 @@ def fold(events: Iterable[ev.Event], state: State | None = None) -> State:
     return folded
 
 
+def resume(state: State, event: ev.Event) -> State:
+    """Fold one event of a stream that may go on with another journal, whose numbers start over."""
+    return reduce(State() if event.seq <= state.seq else state, event)
+
+
 @singledispatch
 def _apply(body: Any, state: State, time: float) -> State:
     raise TypeError(f"no rule folds {type(body).__name__}")
@@ -206,6 +211,13 @@ def _(body: ev.Note, state: State, time: float) -> State:
 def _(body: ev.Gap, state: State, time: float) -> State:
     text = f"events {body.first}-{body.last} are gone: {body.reason}"
     return _ring(replace(state, gaps=state.gaps + 1), time, "warning", text)
+
+
+@_apply.register
+def _(body: ev.Snapshot, state: State, time: float) -> State:
+    if not isinstance(body.state, State):
+        raise TypeError(f"a snapshot holds a State, not {type(body.state).__name__}")
+    return body.state
 
 
 @_apply.register

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from kimi_agent.errors import KimiError, UnavailableError
-from kimi_agent.model.events import Event, Unknown
+from kimi_agent.model.events import Event
 from kimi_agent.text import clean
-from kimi_agent.wire.codec import MAX_LINE, WireError, decode, decode_event, encode
+from kimi_agent.wire.codec import MAX_LINE, WireError, decode, decode_lenient, encode
 from kimi_agent.wire.rpc import PROTOCOL, Hello, refusal
 
 CHUNK = 1 << 16
@@ -190,7 +190,7 @@ class AgentClient:
         events = []
         for line in lines:
             if line.startswith(b'{"seq":'):
-                events.append(_event(line))
+                events.append(decode_lenient(line))
             elif line:
                 self._answer(decode(line))
         return events
@@ -204,18 +204,6 @@ class AgentClient:
             future.set_exception(refusal(message["error"]))
         else:
             future.set_result(message.get("result"))
-
-
-def _event(line: bytes) -> Event:
-    """An event; one whose body this version cannot read keeps its place as `Unknown`."""
-    try:
-        return decode_event(line)
-    except WireError:
-        message = decode(line)
-        seq, time, kind, data = (message.get(key) for key in ("seq", "t", "k", "d"))
-        if not (isinstance(seq, int) and isinstance(time, int | float) and isinstance(kind, str)):
-            raise
-        return Event(seq, float(time), Unknown(kind, data if isinstance(data, dict) else {"value": data}))
 
 
 async def _read_greeting(transport: Transport) -> tuple[Hello, bytes]:

@@ -1,0 +1,1 @@
+"""Recordings: events in compressed blocks, with state checkpoints and marks, in one SQLite file."""

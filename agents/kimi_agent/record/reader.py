@@ -1,0 +1,256 @@
+"""Reading a recording: any event, the state at any place, marks and log lines; also while it is still written."""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import zstandard
+
+from kimi_agent.model.events import Event, LogLines, Snapshot
+from kimi_agent.model.reduce import resume
+from kimi_agent.model.state import State
+from kimi_agent.record.format import MOST_BYTES, Mark, RecordingError, check, damaged, is_recording
+from kimi_agent.record.states import decode_state, fingerprint
+from kimi_agent.wire.codec import WireError, decode_lenient
+
+_LOG: Final = (b'"k":"log"', b'"k":"snapshot"')
+_HEAD: Final = 80
+"""Bytes at a line's beginning in which its kind stands."""
+
+
+class Recording:
+    """One recording, open for reading. Every method raises RecordingError where the file is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            RecordingError: it is not a recording, of a newer format, damaged, or cannot be read.
+        """
+        self.path = path
+        try:
+            if not is_recording(path):
+                raise RecordingError(f"{path} is not a recording", "Give one made with --record.")
+            self._database = _connect(path)
+            check(self._database, path)
+        except OSError as error:
+            raise RecordingError(
+                f"cannot read {path}: {error.strerror}", "Check the path and its permissions."
+            ) from error
+        except sqlite3.Error as error:
+            raise damaged(path, error) from error
+        self.meta = dict(self._rows("SELECT key, value FROM meta"))
+        """Who made it, and of what."""
+        self._usable = self.meta.get("state") == fingerprint()
+        self._block = lru_cache(maxsize=8)(self._decoded)
+        self._near = (0, State())
+
+    def __len__(self) -> int:
+        """How many events there are now; it may grow."""
+        return int(self._one("SELECT place + events FROM blocks ORDER BY place DESC LIMIT 1", default=0))
+
+    @property
+    def begin(self) -> float:
+        """Time of the first event; 0 when there is none."""
+        return float(self._one("SELECT begin FROM blocks ORDER BY place LIMIT 1", default=0.0))
+
+    @property
+    def end(self) -> float:
+        """Time of the last event."""
+        return float(self._one("SELECT end FROM blocks ORDER BY place DESC LIMIT 1", default=0.0))
+
+    def lines(self, place: int = 0) -> Iterator[list[bytes]]:
+        """The wire's lines of the events from a place on, block by block."""
+        for first, data in self._from(place):
+            yield self._unpacked(data)[max(0, place - first) :]
+
+    def batches(self, place: int = 0) -> Iterator[list[Event]]:
+        """The events from a place on, block by block."""
+        for lines in self.lines(place):
+            yield self._events(lines)
+
+    def event(self, place: int) -> Event:
+        """One event.
+
+        Raises:
+            RecordingError: there is none at this place.
+        """
+        first, events = self._around(place)
+        return events[place - first]
+
+    def state(self, place: int) -> State:
+        """The state after all events before `place`: the nearest checkpoint, and what came since."""
+        at, state = self._checkpoint(place)
+        while at < place:
+            first, events = self._around(at)
+            for event in events[at - first : place - first]:
+                state = resume(state, event)
+            at = min(place, first + len(events))
+        self._near = (place, state)
+        return state
+
+    def place_at(self, time: float) -> int:
+        """The place before which every event up to this time stands."""
+        row = self._row("SELECT place FROM blocks WHERE begin <= ? ORDER BY begin DESC, place DESC LIMIT 1", time)
+        if row is None:
+            return 0
+        first, events = self._around(row[0])
+        return first + sum(1 for event in events if event.time <= time)
+
+    def marks(self, after: int = -1) -> list[Mark]:
+        """The marks beyond a place, in order."""
+        query = "SELECT place, time, kind, text FROM marks WHERE place > ? ORDER BY place"
+        return [Mark(*row) for row in self._rows(query, after)]
+
+    def log(self, place: int, count: int) -> tuple[int, list[str]]:
+        """The last lines, at most `count`, of the log as it was before `place`, and the number of the first of them."""
+        row = self._row("SELECT run FROM blocks WHERE place < ? ORDER BY place DESC LIMIT 1", place)
+        kept: deque[tuple[int, Sequence[str]]] = deque()
+        have = 0
+        query = "SELECT place FROM blocks WHERE run = ? AND lines > 0 AND place < ? ORDER BY place DESC"
+        for (first,) in self._rows(query, row[0] if row else 0, place):
+            for event in reversed(self._around(first)[1][: place - first]):
+                if isinstance(event.body, LogLines | Snapshot):
+                    kept.appendleft((event.body.first, event.body.lines))
+                    have += len(event.body.lines)
+                if have >= count or isinstance(event.body, Snapshot):
+                    return _joined(kept, count)
+        return _joined(kept, count)
+
+    def find(self, matches: Callable[[str], object], place: int, *, backward: bool = False) -> int | None:
+        """Place of the next event (or, backwards, of the one before `place`) with a log line that matches."""
+        order, beyond = ("DESC", "place < ?") if backward else ("", "place + events > ?")
+        query = f"SELECT place FROM blocks WHERE lines > 0 AND {beyond} ORDER BY place {order}"  # noqa: S608
+        for (first,) in self._rows(query, place):
+            lines = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", first))
+            within = (
+                range(first, min(place, first + len(lines)))
+                if backward
+                else range(max(place, first), first + len(lines))
+            )
+            for at in reversed(within) if backward else within:
+                if _is_log(lines[at - first]) and self._matches(lines[at - first], matches):
+                    return at
+        return None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._block.cache_clear()
+        self._database.close()
+
+    def _from(self, place: int) -> Iterator[tuple[int, bytes]]:
+        """The blocks from the one with `place` on; each is looked up anew, since the recording may grow meanwhile."""
+        query = "SELECT place, data, events FROM blocks WHERE place + events > ? AND place >= ? ORDER BY place LIMIT 1"
+        begin = self._row("SELECT place FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
+        while begin is not None and (row := self._row(query, place, begin[0])) is not None:
+            yield row[0], row[1]
+            place = max(place, row[0] + row[2])
+            begin = (place,)
+
+    def _around(self, place: int) -> tuple[int, list[Event]]:
+        row = self._row("SELECT place, events FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
+        if row is None or place >= row[0] + row[1]:
+            raise damaged(self.path, f"event {place} is not there")
+        return row[0], self._block(*row)
+
+    def _decoded(self, place: int, count: int) -> list[Event]:
+        events = self._events(self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place)))
+        if len(events) < count:
+            raise damaged(self.path, f"the block at event {place} is too short")
+        return events[:count]
+
+    def _events(self, lines: list[bytes]) -> list[Event]:
+        try:
+            return list(map(decode_lenient, lines))
+        except WireError as error:
+            raise damaged(self.path, error.message) from error
+
+    def _checkpoint(self, place: int) -> tuple[int, State]:
+        """The nearest state that is known at or before a place."""
+        row = self._row("SELECT place, base, data FROM checkpoints WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
+        at, state = self._near
+        if row is not None and self._usable and (at > place or row[0] > at):
+            return row[0], self._state(*row)
+        return (at, state) if at <= place else (0, State())
+
+    def _state(self, place: int, base: int, data: bytes) -> State:
+        try:
+            if place == base:
+                return decode_state(_unpack(data))
+            raw = _unpack(self._one("SELECT data FROM checkpoints WHERE place = ?", base))
+            near = zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            return decode_state(_unpack(data, near))
+        except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise damaged(self.path, error) from error
+
+    def _unpacked(self, data: Any) -> list[bytes]:
+        try:
+            return _unpack(data).split(b"\n")
+        except (zstandard.ZstdError, ValueError) as error:
+            raise damaged(self.path, error) from error
+
+    def _matches(self, line: bytes, matches: Callable[[str], object]) -> bool:
+        body = self._events([line])[0].body
+        return isinstance(body, LogLines | Snapshot) and any(map(matches, body.lines))
+
+    def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._database.execute(query, values)
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+
+    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        return next(self._rows(query, *values), None)
+
+    def _one(self, query: str, *values: object, default: Any = None) -> Any:
+        row = self._row(query, *values)
+        if row is None and default is None:
+            raise damaged(self.path, "a block is missing")
+        return default if row is None else row[0]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Read-only; where not even a lock can be made, as the finished file that it then is."""
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        database = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True, check_same_thread=False)
+        with suppress(sqlite3.OperationalError):
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return database
+        database.close()
+    raise sqlite3.OperationalError("it cannot be opened")
+
+
+def _unpack(data: Any, near: zstandard.ZstdCompressionDict | None = None) -> bytes:
+    """A frame's bytes.
+
+    Raises:
+        ValueError: it is no frame, or says to be larger than any frame of a recording.
+        zstandard.ZstdError: it is damaged.
+    """
+    if not isinstance(data, bytes) or not 0 <= zstandard.frame_content_size(data) <= MOST_BYTES:
+        raise ValueError("a block is not a frame of a recording")
+    return zstandard.ZstdDecompressor(dict_data=near).decompress(data)
+
+
+def _is_log(line: bytes) -> bool:
+    head = line[:_HEAD]
+    return any(kind in head for kind in _LOG)
+
+
+def _joined(kept: Sequence[tuple[int, Sequence[str]]], count: int) -> tuple[int, list[str]]:
+    """Lines in order, each once, and the number of the first; what a repeated piece holds already is left out."""
+    lines: list[str] = []
+    start = following = kept[0][0] if kept else 0
+    for first, piece in kept:
+        if first > following:
+            lines, start = [], first
+        lines += piece[max(0, following - first) if first <= following else 0 :]
+        following = max(following, first + len(piece)) if lines else first
+    cut = max(0, len(lines) - count)
+    return start + cut, lines[cut:]

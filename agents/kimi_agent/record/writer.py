@@ -1,0 +1,207 @@
+"""Writing a recording: batches of events in, whole blocks and checkpoints out; what is flushed survives a crash."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import zstandard
+
+from kimi_agent import __version__
+from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
+from kimi_agent.model.reduce import fold
+from kimi_agent.model.state import State
+from kimi_agent.record.format import (
+    APPLICATION_ID,
+    BLOCK_BYTES,
+    BLOCK_EVENTS,
+    FULL_EVERY,
+    LEVEL,
+    SCHEMA,
+    VERSION,
+    Mark,
+    RecordingError,
+    check,
+    is_recording,
+)
+from kimi_agent.record.marks import MARKING, Marker
+from kimi_agent.record.states import encode_state, fingerprint
+
+FLUSH_PERIOD: Final = 1.0
+"""Seconds after which a caller flushes: the most that a crash can lose."""
+STARTING: Final = (RunStarted, Snapshot)
+
+
+class RecordingWriter:
+    """Appends to one recording.
+
+    `flush` writes the block that is not yet full as a small one, which the full one replaces later: readers and
+    crashes always find whole blocks. A batch may hold any number of events; the state before it is what a checkpoint
+    is made of.
+    """
+
+    def __init__(self, path: Path, **meta: str) -> None:
+        """Open a recording to go on with it, or begin one that only this user can read.
+
+        Raises:
+            RecordingError: the file is something else, of a newer format, or cannot be written.
+        """
+        self.path = path
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._marker = Marker()
+        self._marks: list[Mark] = []
+        self._deltas: zstandard.ZstdCompressor | None = None
+        self._base = self._since_full = 0
+        self._checkpointed = -1
+        self._lines: list[bytes] = []
+        self._bytes = self._log = 0
+        self._begin = self._end = 0.0
+        self._before = State()
+        self._seq = 0
+        self._unwritten = False
+        try:
+            self._database = self._open(meta)
+            newest = self._database.execute("SELECT place + events, run FROM blocks ORDER BY place DESC LIMIT 1")
+            sealed, run = newest.fetchone() or (0, 0)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        self._sealed, self._run = int(sealed), int(run)
+
+    def append(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
+        """Add events with their lines of the wire; `before` is the state before the first of them.
+
+        Raises:
+            RecordingError: the disk takes no more; what was flushed before stays.
+        """
+        if not events:
+            return
+        start = 0
+        for cut in [*self._cuts(events), len(events)]:
+            while start < cut:
+                stop = min(cut, start + BLOCK_EVENTS)
+                self._add(events[start:stop], lines[start:stop], before)
+                if stop < len(events):
+                    before = fold(events[start:stop], before)
+                start = stop
+            self._begin_run(events[start : start + 1])
+
+    def flush(self) -> None:
+        """Make what was appended survive a crash of this process.
+
+        Raises:
+            RecordingError: the disk takes no more.
+        """
+        if self._unwritten:
+            self._write()
+            self._unwritten = False
+
+    def close(self) -> None:
+        """Flush, and leave one file that can be copied; what fails now was told before or is not needed."""
+        with suppress(RecordingError):
+            self.flush()
+        with suppress(sqlite3.Error):
+            self._database.execute("PRAGMA journal_mode = DELETE")
+        self._database.close()
+
+    def _open(self, meta: dict[str, str]) -> sqlite3.Connection:
+        if self.path.exists() and self.path.stat().st_size and not is_recording(self.path):
+            raise RecordingError(f"{self.path} exists and is not a recording", "Choose another file to record to.")
+        self.path.touch(0o600)
+        database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        with _transaction(database):
+            if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                check(database, self.path)
+            else:
+                database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                database.execute(f"PRAGMA user_version = {VERSION}")
+                for statement in SCHEMA.strip().rstrip(";").split(";"):
+                    database.execute(statement)
+            about = {"made_by": f"kimi-console {__version__}", "state": fingerprint(), **meta}
+            database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", about.items())
+        return database
+
+    def _cuts(self, events: Sequence[Event]) -> list[int]:
+        """Where another run, and so another log, begins: there a new block begins, too."""
+        cuts = [
+            index for index, event in enumerate(events)
+            if type(event.body) in STARTING and not getattr(event.body, "adopted", False)
+        ]  # fmt: skip
+        if self._seq >= events[0].seq or events[-1].seq - events[0].seq != len(events) - 1:
+            seqs = [self._seq, *(event.seq for event in events)]
+            cuts = sorted({*cuts, *(index for index in range(len(events)) if seqs[index + 1] <= seqs[index])})
+        self._seq = events[-1].seq
+        return cuts
+
+    def _begin_run(self, first: Sequence[Event]) -> None:
+        if first:
+            self._seal()
+            self._run += 1
+
+    def _add(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
+        if len(self._lines) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
+            self._seal()
+        if not self._lines:
+            self._before, self._begin = before, events[0].time
+        place = self._sealed + len(self._lines)
+        for index, event in enumerate(events):
+            if type(event.body) in MARKING and (mark := self._marker.mark(place + index, event)) is not None:
+                self._marks.append(mark)
+        self._log += sum(len(event.body.lines) for event in events if isinstance(event.body, LogLines | Snapshot))
+        self._lines += lines
+        self._bytes += sum(map(len, lines))
+        self._end = events[-1].time
+        self._unwritten = True
+
+    def _seal(self) -> None:
+        """End the block: the next event begins another."""
+        if not self._lines:
+            return
+        self.flush()
+        self._sealed += len(self._lines)
+        self._lines, self._bytes, self._log = [], 0, 0
+
+    def _write(self) -> None:
+        place = self._sealed
+        data = self._compressor.compress(b"\n".join(self._lines))
+        block = (place, len(self._lines), self._begin, self._end, self._run, self._log, data)
+        marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
+        try:
+            with _transaction(self._database) as database:
+                if self._checkpointed != place:
+                    database.execute("INSERT INTO checkpoints VALUES (?, ?, ?)", self._checkpoint(place))
+                database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
+                database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        self._marks.clear()
+        self._checkpointed = place
+
+    def _checkpoint(self, place: int) -> tuple[int, int, bytes]:
+        """The row of a checkpoint: most are compressed against an earlier one, from which they differ little."""
+        raw = encode_state(self._before)
+        if self._deltas is None or self._since_full == FULL_EVERY:
+            base = zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            self._deltas = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, dict_data=base)
+            self._base, self._since_full = place, 1
+            return place, place, self._compressor.compress(raw)
+        self._since_full += 1
+        return place, self._base, self._deltas.compress(raw)
+
+    def _failed(self, error: Exception) -> RecordingError:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return RecordingError(f"cannot record to {self.path}: {why}", "Free space, or choose another file.")
+
+
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All of the block's statements or, when one fails, none."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
