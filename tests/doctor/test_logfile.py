@@ -76,7 +76,7 @@ def test_a_laggard_is_named_from_the_text() -> None:
 def test_a_silence_without_a_laggard_is_unknown_and_says_what_was_not_looked_at() -> None:
     found = hang("h200-kimi-width-graph-capture-ready", "Capture target decode CUDA graph begin", 100)
     assert (found.status, found.verdict.kind) == ("HUNG", "unknown")
-    assert "proc: not looked at" in found.verdict.evidence
+    assert "proc: not checked: a log alone" in found.verdict.evidence
 
 
 def test_a_server_whose_peer_died_is_not_blamed_itself() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_agent.doctor.evidence import Evidence, LogFacts, evidence_of
+from kimi_agent.doctor.evidence import Evidence, LogFacts, Seen, evidence_of
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
@@ -73,8 +73,8 @@ def test_ready_with_capture_needs_every_ranks_plugin() -> None:
 def test_a_plugin_that_was_not_loaded_is_missed_right_after_the_weights() -> None:
     loaded = starting("after load", "after load", silent=6, capture=True, samples=(sample("TP0"), sample("TP1")))
     assert judged(loaded)[1] == "none"
-    assert judged(replace(loaded, plugin_pids=frozenset({40, 41})))[1] == "none"
-    assert judged(replace(loaded, plugin_pids=frozenset({40}))) == ("FAILED", "plugin_missing", "TP1")
+    assert judged(replace(loaded, seen=Seen(plugin_pids=frozenset({40, 41}))))[1] == "none"
+    assert judged(replace(loaded, seen=Seen(plugin_pids=frozenset({40})))) == ("FAILED", "plugin_missing", "TP1")
 
 
 @pytest.mark.parametrize("evidence", [starting("after load", "load weights"), serving()])
@@ -144,7 +144,7 @@ def test_a_warm_up_that_does_not_come_back() -> None:
 def test_what_was_not_looked_at_is_said() -> None:
     verdict = diagnose(starting("graphs", "graphs", silent=60))
     assert verdict.kind == "unknown"
-    assert {"proc: not looked at", "stack: not looked at"} <= set(verdict.evidence)
+    assert {"proc: not checked: no process seen", "stack: not checked yet"} <= set(verdict.evidence)
 
 
 def test_an_exit_is_a_failure_unless_it_was_asked_for() -> None:

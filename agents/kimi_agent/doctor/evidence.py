@@ -6,14 +6,21 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from kimi_agent.doctor.facts import Deep, Kernel
+from kimi_agent.doctor.limits import silence_limit
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
-from kimi_agent.model.events import RankSample, RunExited, ThroughputSampled
+from kimi_agent.engine.titles import absent_ranks
+from kimi_agent.model.events import BaselineKnown, GpuSample, RankSample, RunExited, ThroughputSampled
 from kimi_agent.model.phases import GRAPHS, ORDER, PORT, READY
 from kimi_agent.model.state import Progress, RankState, RunState
 
 GONE: Final = "XZ"
 """States of a process that runs no more."""
+Times = tuple[tuple[str, float], ...]
+"""(name of a process, Unix seconds)."""
+REST: Final = 5.0
+"""Percent of a core below which a process only waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,8 @@ class Limits:
     silent: float = 45.0
     importing: float = 90.0
     """Silence in the import phase, where nothing is logged in a good start either."""
+    deadlock: float = 30.0
+    """Silence after which two equal looks at every rank's stack are proof enough."""
     warm_up: float = 30.0
     patience: float = 300.0
     """Silence after which even a busy server is called hung."""
@@ -53,6 +62,8 @@ class LogFacts:
     died_code: int | None = None
     follower: bool = False
     stopping: bool = False
+    reached: bool = False
+    """Whether an HTTP request has reached the server, its own included."""
     unmatched: int = 0
 
     @classmethod
@@ -76,8 +87,29 @@ class LogFacts:
             died_code=failures.died[1] if failures.died else None,
             follower=tracker.follower,
             stopping=tracker.stopping,
+            reached=tracker.reached,
             unmatched=tracker.unmatched,
         )
+
+
+UNREAD: Final = Kernel(skipped="not looked at")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of the host beside the run's own events."""
+
+    gpus: tuple[GpuSample, ...] = ()
+    no_gpu: str | None = None
+    """Why NVML has nothing to say."""
+    kernel: Kernel = UNREAD
+    deep: Deep | None = None
+    """The last close look; old ones are kept, see `Evidence.fresh`."""
+    proxy: tuple[str, str] | None = None
+    """(variable, where it leads) when the main process would ask itself through a proxy."""
+    port_open: bool | None = None
+    plugin_pids: frozenset[int] | None = None
+    """Processes in which the plugin was loaded, which it is before the weights; `None` when not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +135,18 @@ class Evidence:
     capture: bool = False
     heartbeats: frozenset[str] = frozenset()
     """Ranks whose capture plugin has reported what it hooked, which it can once the KV cache stands."""
-    plugin_pids: frozenset[int] | None = None
-    """Processes in which the plugin was loaded, which it is before the weights; `None` when not looked at."""
+    seen: Seen = Seen()
     port: int | None = None
-    port_open: bool | None = None
+    baseline: BaselineKnown | None = None
+    absent: tuple[str, ...] = ()
+    """Ranks of this server that run on other nodes."""
+    stopped_since: Times = ()
+    """(name, Unix seconds) of the processes that were seen stopped at every look since."""
+    compiling_since: Times = ()
+    waiting_since: Times = ()
+    """The same, for an uninterruptible wait."""
+    quiet_since: float | None = None
+    """Since when no process of the run computed or read and no GPU worked; `None` while one does."""
     stopping: bool = False
     """Whether an operator asked for the stop."""
     limits: Limits = Limits()
@@ -120,6 +160,34 @@ class Evidence:
     def phase(self) -> str | None:
         """The earliest phase that a rank is still in."""
         return min((rank.phase for rank in self.ranks), key=ORDER.__getitem__, default=None)
+
+    @property
+    def gpus(self) -> tuple[GpuSample, ...]:
+        """All GPUs of the host, by the last sample."""
+        return self.seen.gpus
+
+    @property
+    def kernel(self) -> Kernel:
+        """What the kernel said since the run began."""
+        return self.seen.kernel
+
+    @property
+    def deep(self) -> Deep | None:
+        """The last close look, however old: for facts that do not change by themselves."""
+        return self.seen.deep
+
+    @property
+    def fresh(self) -> Deep | None:
+        """The last close look, when the run has not moved since: for stacks, locks and downloads."""
+        deep = self.seen.deep
+        if deep is None:
+            return None
+        moved = (self.heartbeat or 0.0) if self.ready else self.now - (self.silent or 0.0)
+        return deep if deep.time >= moved else None
+
+    def limit(self, fixed: float) -> float:
+        """Seconds of silence that mean something in the present phase: by good starts, else `fixed`."""
+        return silence_limit(self.phase, self.baseline, fixed) if self.phase is not None else fixed
 
     def sample(self, rank: str) -> RankSample | None:
         """The process of a rank, where it was seen."""
@@ -151,13 +219,13 @@ def evidence_of(
     now: float,
     *,
     before: Evidence | None = None,
-    port_open: bool | None = None,
-    plugin_pids: frozenset[int] | None = None,
+    seen: Seen | None = None,
     limits: Limits | None = None,
 ) -> Evidence:
     """The evidence about a live run at `now` (Unix seconds).
 
-    `before` is the evidence of the last look: it keeps the order in which ranks vanished and the last heartbeat.
+    `before` is the evidence of the last look: it keeps the order in which ranks vanished, the last heartbeat and since
+    when processes have been as they are.
     """
     moves = [run.time, *(rank.since for rank in run.ranks)]
     if run.progress is not None:
@@ -165,6 +233,7 @@ def evidence_of(
     names = {rank.rank for rank in run.ranks}
     gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
     known = before.dead if before is not None else ()
+    seen = seen or Seen()
     return Evidence(
         now=now,
         ranks=run.ranks,
@@ -179,12 +248,37 @@ def evidence_of(
         exited=run.exited,
         capture=run.started.capture,
         heartbeats=frozenset(report.rank for report in run.capture),
-        plugin_pids=plugin_pids,
+        seen=seen,
         port=run.started.port,
-        port_open=port_open,
+        baseline=run.baseline,
+        absent=absent_ranks(run.started.tp, run.started.argv, tuple(names)),
+        stopped_since=_since(run, "T", before.stopped_since if before else (), now),
+        waiting_since=_since(run, "D", before.waiting_since if before else (), now),
+        compiling_since=_kept([one.rank for one in run.samples if one.compiling],
+                              before.compiling_since if before else (), now),
+        quiet_since=_quiet(run, seen, before, now),
         stopping=run.status in ("STOPPING", "IDLE") or (run.exited is not None and run.exited.asked),
         limits=limits or Limits(),
+    )  # fmt: skip
+
+
+def _since(run: RunState, state: str, before: Times, now: float) -> Times:
+    return _kept([sample.rank for sample in run.samples if sample.state == state], before, now)
+
+
+def _kept(names: list[str], before: Times, now: float) -> Times:
+    """Those names with the time since when they have been there."""
+    known = dict(before)
+    return tuple((name, known.get(name, now)) for name in names)
+
+
+def _quiet(run: RunState, seen: Seen, before: Evidence | None, now: float) -> float | None:
+    working = any(
+        (one.cpu is None or one.cpu > REST) or (one.read_rate or 0.0) > 0 or one.state == "D" for one in run.samples
     )
+    if working or not run.samples or any(gpu.utilisation for gpu in seen.gpus):
+        return None
+    return before.quiet_since if before is not None and before.quiet_since is not None else now
 
 
 def _heartbeat(run: RunState, before: Evidence | None) -> float | None:

@@ -3,12 +3,14 @@
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
-from kimi_agent.doctor.rules import BUSY, RULES, seconds
+from kimi_agent.doctor.rules import BUSY, RULES, seconds, storage_moves
 from kimi_agent.host.proc import MAIN
 from kimi_agent.model.events import Verdict
 from kimi_agent.model.phases import IMPORT
 
-FATAL: Final = frozenset({"out_of_memory", "port_in_use", "exception", "dead_rank", "plugin_missing", "hardware"})
+FATAL: Final = frozenset({
+    "out_of_memory", "port_in_use", "exception", "capture_patch", "dead_rank", "plugin_missing", "hardware",
+})  # fmt: skip
 """Verdicts after which this start, or this server, cannot do what was asked."""
 SLOW: Final = frozenset({"compiling", "storage", "downloading"})
 
@@ -33,13 +35,20 @@ def status(evidence: Evidence, verdict: Verdict) -> tuple[str, str]:
         return ("IDLE", "stopped") if evidence.exited.asked else ("FAILED", verdict.summary)
     if evidence.stopping:
         return "STOPPING", "the operator asked for it"
-    if verdict.kind in FATAL or evidence.facts.warm_up_error is not None or evidence.facts.watchdog_line is not None:
+    if _fatal(evidence, verdict):
         return "FAILED", verdict.summary
-    if verdict.kind in SLOW:
+    if verdict.kind in SLOW and (verdict.kind != "storage" or storage_moves(evidence)):
         return "SLOW", verdict.summary
     if verdict.kind != "none":
         return _stuck(evidence, verdict)
     return _ready(evidence) if evidence.ready else ("STARTING", _where(evidence))
+
+
+def _fatal(evidence: Evidence, verdict: Verdict) -> bool:
+    facts = evidence.facts
+    # With an exception the storage is full, not slow.
+    full = verdict.kind == "storage" and facts.exception is not None
+    return full or verdict.kind in FATAL or facts.warm_up_error is not None or facts.watchdog_line is not None
 
 
 def _stuck(evidence: Evidence, verdict: Verdict) -> tuple[str, str]:

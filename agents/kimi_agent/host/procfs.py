@@ -14,6 +14,7 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _SHM = re.compile(r"/dev/shm/(?:sglang_loads_|sgl_shm_)[\w.\-]+")  # noqa: S108 - names to look for, nothing is written
 _SEMAPHORE = re.compile(r" (\d+) +/dev/shm/sem\.")
 _LISTEN: Final = "0A"
+_ESTABLISHED: Final = "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def shm_segments(pids: Iterable[int]) -> set[str]:
         maps = read_text(f"/proc/{pid}/maps") or ""
         found.update(_SHM.findall(maps))
         inodes.update(int(inode) for inode in _SEMAPHORE.findall(maps))
-        for target in _open_files(pid):
+        for target in open_files(pid):
             found.update(_SHM.findall(target))
     return found | _semaphores(inodes)
 
@@ -145,7 +146,7 @@ def _semaphores(inodes: set[int]) -> set[str]:
         return {entry.path for entry in entries if entry.name.startswith("sem.mp-") and entry.inode() in inodes}
 
 
-def _open_files(pid: int) -> Iterator[str]:
+def open_files(pid: int) -> Iterator[str]:
     """What a process's file descriptors lead to; nothing when they may not be seen."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -168,20 +169,37 @@ def port_holder(port: int) -> str | None:
     inodes = _listeners(port)
     if not inodes:
         return None
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for pid in sorted(pids()):
-        if any(target in wanted for target in _open_files(pid)):
-            stat = read_stat(pid)
-            return f"pid {pid} ({stat.name})" if stat is not None else f"pid {pid}"
-    return "a process of another user"
+    pid = holder_pid(port)
+    if pid is None:
+        return "a process of another user"
+    stat = read_stat(pid)
+    return f"pid {pid} ({stat.name})" if stat is not None else f"pid {pid}"
+
+
+def holder_pid(port: int) -> int | None:
+    """The process that listens on a TCP port; `None` when none does that can be seen."""
+    wanted = {f"socket:[{inode}]" for inode in _listeners(port)}
+    if not wanted:
+        return None
+    return next((pid for pid in sorted(pids()) if any(target in wanted for target in open_files(pid))), None)
+
+
+def connections(port: int) -> int:
+    """Connections that are established to a TCP port of this host."""
+    return len(_sockets(port, _ESTABLISHED))
 
 
 def _listeners(port: int) -> set[str]:
+    return _sockets(port, _LISTEN)
+
+
+def _sockets(port: int, state: str) -> set[str]:
+    """Inodes of the sockets bound to a TCP port, in one state."""
     wanted = f":{port:04X}"
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (read_text(table) or "").splitlines()[1:]:
             fields = line.split()
-            if len(fields) > 9 and fields[3] == _LISTEN and fields[1].endswith(wanted):
+            if len(fields) > 9 and fields[3] == state and fields[1].endswith(wanted):
                 inodes.add(fields[9])
     return inodes

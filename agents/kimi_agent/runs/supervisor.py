@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from kimi_agent.doctor.evidence import Evidence, evidence_of
+from kimi_agent.doctor.examiner import Examiner
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine import options
 from kimi_agent.engine.http import REFUSED_SLUG, get_json
@@ -85,6 +86,7 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
+        self._examiner = Examiner(self._run.started, self._run.time, self._sockets)
         self._port_open: bool | None = None
         self._plugin_pids: frozenset[int] | None = None
         self._exits: dict[int, int] = {}
@@ -113,6 +115,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
             self._close_exits()
+            await self._examiner.close()
         try:
             await self._finish()
         finally:
@@ -260,19 +263,16 @@ class Supervisor:
         if another or (verdict != self._verdict and now - self._verdict_time > VERDICT_PERIOD):
             self._verdict, self._verdict_time = verdict, now
             self._emit(VerdictChanged(self.record.run, verdict))
+        self._examiner.consider(evidence, verdict)
         if not self._asked:
             self._set_status(*status(evidence, verdict))
         self._check_start_timeout()
 
     def _look(self) -> Evidence:
-        self._evidence = evidence_of(
-            self._run,
-            self._tracker,
-            time.time(),
-            before=self._evidence,
-            port_open=self._port_open,
-            plugin_pids=self._plugin_pids,
-        )
+        host = self._state().host
+        gpus, no_gpu = (host.gpus, host.no_gpu) if host is not None else ((), "not looked at")
+        seen = self._examiner.seen(gpus, no_gpu, self._port_open, self._plugin_pids)
+        self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, seen=seen)
         return self._evidence
 
     def _check_start_timeout(self) -> None:
