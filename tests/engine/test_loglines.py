@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_agent.engine.dialects import UNDATED
 from kimi_agent.engine.loglines import MAX_LINE_BYTES, batch_fields, parse, split_lines
+from kimi_agent.engine.phases import PhaseTracker
 
 CHUNKS = st.lists(
     st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"[2026-11-29 13:20:15 TP0] x", b"\xe2"])
@@ -51,8 +53,8 @@ def test_output_without_line_ends_is_broken_and_never_piles_up() -> None:
         ("[2026-11-29 13:20:15 TP1 EP1 PP0] x", "PP0 TP1 EP1", "x", ""),
         ("[2026-11-29 13:20:15] x", None, "x", ""),
         ("[13:20:15 TP3] x", "TP3", "x", ""),
-        ("sglang-kimi-k2  | [2026-11-29 13:20:15 TP0] x", "TP0", "x", "sglang-kimi-k2  | "),
-        ("(SGLangEngine pid=12) [2026-11-29 13:20:15 TP0] x", "TP0", "x", "(SGLangEngine pid=12) "),
+        ("sglang-kimi-k2  | [2026-11-29 13:20:15 TP0] x", "TP0", "x", ""),
+        ("(SGLangEngine pid=12) [2026-11-29 13:20:15 TP0] x", "TP0", "x", ""),
         ("refleaks.html[2026-11-29 13:20:15] x", None, "x", "refleaks.html"),
         ("no header at all", None, "no header at all", ""),
     ],
@@ -67,7 +69,17 @@ def test_time_is_the_hosts_own_with_or_without_milliseconds() -> None:
     assert parse("[2026-11-29 12:00:00] x").time == noon
     assert parse("[2026-11-29 12:00:00.250 TP0] x").time == pytest.approx(noon + 0.25)
     assert parse("[2026-19-39 12:00:00] x").time is None
-    assert parse("[12:00:00 TP0] x").time is None
+
+
+def test_a_clock_without_a_year_tells_differences_only() -> None:
+    times = [parse(f"[{clock} TP0] x").time or 0.0 for clock in ("12:00:00", "12:01:00")]
+    assert times[1] - times[0] == 60
+    assert max(times) < UNDATED
+    tracker = PhaseTracker(("TP0",))
+    for clock in ("23:59:50", "00:00:10", "00:00:20"):
+        tracker.feed(parse(f"[{clock} TP0] x"))
+    assert (tracker.first_time, tracker.last_time) != (None, None)
+    assert (tracker.last_time or 0.0) - (tracker.first_time or 0.0) == 30
 
 
 def test_kinds_tell_life_from_noise() -> None:

@@ -11,7 +11,8 @@ KEPT: Final = 64
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Failure|Refused))"
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
+    r"(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Warning|Failure|Refused|Denied|NotFound|Abort))"
     r"(?:: (?P<message>.*))?$"
 )
 _UNCAUGHT = re.compile(
@@ -26,7 +27,15 @@ _EFFECT = re.compile(
 _FATAL = re.compile(
     r"hit an exception: |Received sigquit|SIGQUIT received|scheduler is dead|scheduler died during init"
     r"|crashed with exit code|Initialization failed|self\.soft=False\)|Watchdog timeout \("
+    r"|EngineCore (?:failed to start|encountered a fatal error)|Engine core initialization failed|EngineDeadError"
+    r"|WorkerProc (?:hit an exception|failed to start)|Worker proc \S+ died unexpectedly"
 )
+_FATAL_CLUES = ("xception", "sigquit", "SIGQUIT", "dead", "died", "crashed", "ailed", "atchdog", "ngineCore", "EngineD")
+_GIVES_UP = re.compile(r"hit an exception\W*$|failed to start\W*$|encountered a fatal error\W*$")
+_CRASH = re.compile(
+    r"(?P<type>Fatal Python error): (?P<message>.+)$|terminate called after throwing an instance of '(?P<thrown>[^']+)'"
+)
+_WHAT = re.compile(r"  what\(\): +(?P<message>.*)$")
 _PORT = re.compile(r"Errno 98|address already in use|Port is already in use|^port \d+ is in use\. ", re.IGNORECASE)
 _PORT_NUMBER = re.compile(r"'[^']*', (\d{2,5})\)|port (\d{2,5})|nccl_port=(\d{2,5})")
 _MEMORY = re.compile(
@@ -37,6 +46,8 @@ _DIED = re.compile(
 )
 _EXIT_CODE = re.compile(r"[Ee]xit ?code:? (-?\d{1,4})")
 _HARD_WATCHDOG = re.compile(r"atchdog timeout \(self\.watchdog_timeout=[\d.]+(?:, self\.soft=False)?\)")
+_CLUES = ("rrno", "in use", "emory", "dead", "died", "rashed", "atchdog", "warmup error")
+"""A line without one of these is about neither ports, memory, death, watchdog nor warm-up."""
 _WARM_UP = re.compile(r"Initialization failed\. warmup error: ?(.*)")
 
 
@@ -67,6 +78,8 @@ class _Open:
     rank: str | None
     time: float | None
     fatal: bool
+    headed: bool = False
+    """Each of its lines carries a header, as in vLLM."""
     frames: int = 0
     where: str = ""
     derived: bool = False
@@ -76,8 +89,8 @@ class _Open:
 class FailureReader:
     """Reads failures out of a log, line by line.
 
-    Lines of a traceback carry no header and those of two ranks may interleave, so an exception is given to the
-    traceback that has been open longest.
+    Lines of a traceback mostly carry no header and those of two ranks may interleave: an exception is given to the
+    traceback of its own rank, where something names it, and else to the one that has been open longest.
     """
 
     def __init__(self) -> None:
@@ -94,16 +107,33 @@ class FailureReader:
         """The first line that says the server is failing."""
         self._open: list[_Open] = []
         self._last: _Open | None = None
+        self._gave_up: set[str | None] = set()
+        """Ranks (`None`: the main process) that said they give up, whose traceback follows in lines of its own."""
 
     def feed(self, line: LogLine, rank: str | None) -> None:
         """Take in one line; `rank` is the rank it belongs to, the tracker's view."""
         if line.kind in ("access", "bar", "batch"):
             return
-        if line.kind == "message":
+        if line.kind == "message" and not self._in_traceback(line, rank):
             self._header(line, rank)
         else:
-            self._body(line)
+            self._body(line, rank)
         self._marks(line, rank)
+
+    def _in_traceback(self, line: LogLine, rank: str | None) -> bool:
+        """Whether a line with a header is part of a traceback whose every line has one."""
+        if line.message.startswith(_TRACEBACK):
+            return True
+        if not self._open:
+            return False
+        opened = next((opened for opened in self._open if opened.headed and opened.rank == rank), None)
+        goes_on = line.message.startswith(("  ", "During handling of", "The above exception")) or not line.message
+        return opened is not None and (goes_on or _RAISED.match(line.message) is not None)
+
+    @property
+    def reading(self) -> bool:
+        """Whether a traceback is open, so that any line may belong to it."""
+        return bool(self._open)
 
     @property
     def first(self) -> Raised | None:
@@ -116,34 +146,54 @@ class FailureReader:
 
     def _header(self, line: LogLine, rank: str | None) -> None:
         if line.message.endswith(_TRACEBACK):
-            self._open.append(_Open(rank, line.time, fatal="hit an exception" in line.message))
-        elif _FATAL.search(line.message):
+            self._start(_Open(rank, line.time, fatal="hit an exception" in line.message))
+        elif any(map(line.message.__contains__, _FATAL_CLUES)) and _FATAL.search(line.message):
             self.failed = self.failed or line.message
+            if _GIVES_UP.search(line.message):
+                self._gave_up.add(rank)
 
-    def _body(self, line: LogLine) -> None:
+    def _start(self, opened: _Open) -> None:
+        opened.fatal = opened.fatal or opened.rank in self._gave_up
+        self._gave_up.discard(opened.rank)
+        self._open = [*self._open[-KEPT:], opened]
+
+    def _body(self, line: LogLine, rank: str | None) -> None:
         text = line.message
         if text == _TRACEBACK:
             if not (self._open and self._open[-1].frames == 0 and self._open[-1].derived):
-                self._open.append(_Open(None, line.time, fatal=False))
+                self._start(_Open(rank, line.time, fatal=False, headed=line.kind == "message"))
         elif text.startswith("During handling of the above exception"):
             self._reopen(handled=True)
         elif text.startswith("The above exception was the direct cause"):
             self._reopen(handled=False)
         elif self._open and text.startswith("  "):
-            self._frame(text)
+            self._frame(text, rank)
         elif self._open and (match := _RAISED.match(text)):
-            self._close(match["type"], match["message"] or "")
+            self._close(match["type"], match["message"] or "", rank)
+        else:
+            self._crash(text, rank, line.time)
 
-    def _frame(self, text: str) -> None:
-        newest = self._open[-1]
+    def _crash(self, text: str, rank: str | None, time: float | None) -> None:
+        """A process that C++ or a signal ended: it wrote no traceback of Python's."""
+        if (match := _CRASH.match(text)) is not None and len(self.raised) < KEPT:
+            kind, message = match["type"] or match["thrown"], match["message"] or ""
+            self.raised.append(Raised(rank, kind, message, time, fatal=True, effect=bool(_EFFECT.search(message))))
+            self.failed = self.failed or text
+        elif (what := _WHAT.match(text)) is not None and self.raised and not self.raised[-1].message:
+            message = what["message"]
+            self.raised[-1] = replace(self.raised[-1], message=message, effect=bool(_EFFECT.search(message)))
+
+    def _frame(self, text: str, rank: str | None) -> None:
+        newest = next((one for one in reversed(self._open) if rank is not None and one.rank == rank), self._open[-1])
         if newest.frames == 0 and _UNCAUGHT.match(text):
             newest.fatal = True
         newest.frames += 1
         if text.startswith('  File "'):
             newest.where = text.strip()
 
-    def _close(self, kind: str, message: str) -> None:
-        opened = self._open.pop(0)
+    def _close(self, kind: str, message: str, rank: str | None) -> None:
+        opened = next((one for one in self._open if rank is not None and one.rank == rank), self._open[0])
+        self._open.remove(opened)
         self._last = opened
         if opened.derived or len(self.raised) >= KEPT:
             return
@@ -159,11 +209,13 @@ class FailureReader:
         last = self._last
         if handled and self.raised:
             self.raised[-1] = replace(self.raised[-1], fatal=False)
-        self._open.insert(0, _Open(last.rank, last.time, last.fatal, derived=not handled))
+        self._open.insert(0, _Open(last.rank, last.time, last.fatal, last.headed, derived=not handled))
         self._last = None
 
     def _marks(self, line: LogLine, rank: str | None) -> None:
         text = line.message
+        if not any(map(text.__contains__, _CLUES)):
+            return
         if self.port_line is None and _PORT.search(text):
             self.port_line = text
             number = _PORT_NUMBER.search(text)

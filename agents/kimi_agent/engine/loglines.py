@@ -2,25 +2,17 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
-from kimi_agent.text import clean
+from kimi_agent.engine.dialects import take_apart
+from kimi_agent.text import MAX_LINE, clean
 
 MAX_LINE_BYTES: Final = 262_144
 """A longer line is broken there, so that output without line ends cannot fill the memory."""
 
-TAG_ORDER: Final = ("DP", "PP", "ATTN_CP", "MOE_DP", "TP", "EP")
-"""The dimensions of a rank tag in the order SGLang writes them today; older versions mixed them."""
-
-_BREAK = re.compile(rb"\r\n|\r|\n")
-_HEADER = re.compile(
-    r"\[(?P<time>(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d{1,3})?)"
-    r"(?P<tag>(?: (?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{1,5})*)\](?: (?P<message>.*))?$"
-)
-_DIMENSION = re.compile(r"(DP|PP|ATTN_CP|MOE_DP|TP|EP)(\d{1,5})")
-_ACCESS = re.compile(r'INFO: +\S+ - "[A-Z]+ \S+ HTTP/')
+_GLUED_HEADER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,\d]{0,4}(?: [A-Z_]{2,7}\d{1,5})*\] ")
+_ACCESS = re.compile(r'(?:INFO: +)?\S+ - "[A-Z]+ \S+ HTTP/')
 _BAR = re.compile(r"\d{1,3}%[^\[]{0,300}?(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
 _LONGEST_BAR = 1000
 _DETAIL = re.compile(r"\s*\([^()]{0,200}\)$")
@@ -32,15 +24,17 @@ class LogLine:
     """One line of the log, taken apart."""
 
     time: float | None
-    """Unix seconds by the host's clock and time zone; `None` without a dated header."""
+    """Unix seconds by the host's clock and time zone, below `UNDATED` where no year is given; `None` without a time."""
     rank: str | None
     """Canonical tag, `DP0 TP1`; `None` for the main process and for a server of one rank."""
     message: str
-    """What follows the header, or the whole line where there is none."""
+    """What follows the header, or the whole line where there is none; what a container or launcher adds is gone."""
     kind: str
     """With a header: `batch` (Prefill, Decode), `access` (an HTTP request), `message`; else `bar` or `text`."""
     before: str = ""
-    """Text that was glued in front of the header: a bar, a container's prefix."""
+    """Text that was glued in front of the header, a bar as a rule."""
+    more: tuple[str, ...] = ()
+    """Further lines of the same record, where a logger writes whole records: the rest of a traceback."""
 
 
 def split_lines(chunk: bytes, carry: bytes) -> tuple[list[str], bytes]:
@@ -49,43 +43,57 @@ def split_lines(chunk: bytes, carry: bytes) -> tuple[list[str], bytes]:
     Lines end at a line feed, a carriage return or both. They come back cleaned of terminal escapes, invalid UTF-8
     replaced, long ones cut. However the bytes are chunked, the lines are the same.
     """
+    body, carry = whole_lines(chunk, carry)
+    return [to_text(part) for line in body.split(b"\n")[:-1] for part in split_long(line)], carry
+
+
+def whole_lines(chunk: bytes, carry: bytes) -> tuple[bytes, bytes]:
+    """The complete lines of `carry + chunk`, each ended by a line feed, and the bytes to carry on."""
     data = carry + chunk
     held = b""
     if data.endswith(b"\r"):
         # The line feed of this pair may be in the next chunk.
         data, held = data[:-1], b"\r"
-    *complete, rest = _BREAK.split(data)
-    pieces = [piece for line in complete for piece in _pieces(line)]
-    *broken, rest = _pieces(rest)
-    return [clean(piece.decode("utf-8", "replace")) for piece in (*pieces, *broken)], rest + held
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    end = data.rfind(b"\n") + 1
+    while len(data) - end > MAX_LINE_BYTES:
+        data = data[: end + MAX_LINE_BYTES] + b"\n" + data[end + MAX_LINE_BYTES :]
+        end += MAX_LINE_BYTES + 1
+    return data[:end], data[end:] + held
 
 
-def _pieces(line: bytes) -> list[bytes]:
-    return [line[start : start + MAX_LINE_BYTES] for start in range(0, len(line), MAX_LINE_BYTES)] or [b""]
+def split_long(line: bytes) -> list[bytes]:
+    """A line broken where it is too long, and where a header follows so far on that it would be cut off."""
+    if len(line) <= MAX_LINE:
+        return [line]
+    pieces = (line[start : start + MAX_LINE_BYTES] for start in range(0, len(line), MAX_LINE_BYTES))
+    return [part for piece in pieces for part in _at_headers(piece)]
 
 
-@lru_cache(maxsize=1024)
-def canonical(tag: str) -> str | None:
-    """A rank tag in today's order, from any order and any separator; `None` when it names no dimension."""
-    if not tag:
-        return None
-    found = {name: int(number) for name, number in _DIMENSION.findall(tag)}
-    return " ".join(f"{name}{found[name]}" for name in TAG_ORDER if name in found) or None
+def _at_headers(line: bytes) -> list[bytes]:
+    cuts = [0, *(match.start() for match in _GLUED_HEADER.finditer(line, 1)), len(line)]
+    return [line[start:end] for start, end in pairwise(cuts)]
+
+
+def to_text(line: bytes) -> str:
+    """One line for people and rules: no terminal escapes, no invalid UTF-8, not too long."""
+    return clean(line.decode("utf-8", "replace"))
 
 
 def parse(line: str) -> LogLine:
     """Take one line apart; never fails, whatever the text."""
-    match = _HEADER.search(line)
-    if match is None:
-        return LogLine(None, None, line, "bar" if bar_position(line) else "text")
-    message = match["message"] or ""
-    return LogLine(_seconds(match["time"]), canonical(match["tag"]), message, _kind(message), line[: match.start()])
+    parts = take_apart(line)
+    message = parts.message
+    if not parts.headed:
+        return LogLine(parts.time, parts.rank, message, "bar" if bar_position(message) else "text")
+    return LogLine(parts.time, parts.rank, message, _kind(message), parts.glued, parts.more)
 
 
 def _kind(message: str) -> str:
     if message.startswith(("Decode batch", "Prefill batch")):
         return "batch"
-    return "access" if message.startswith("INFO: ") and _ACCESS.match(message) else "message"
+    return "access" if "HTTP/" in message and _ACCESS.match(message) else "message"
 
 
 def bar_position(text: str) -> tuple[str, int, int] | None:
@@ -95,19 +103,6 @@ def bar_position(text: str) -> tuple[str, int, int] | None:
         return None
     what = _DETAIL.sub("", match.string[: match.start()].rstrip(" :|")).strip()
     return what[-80:], int(match["done"]), int(match["total"])
-
-
-@lru_cache(maxsize=1024)
-def _seconds(text: str) -> float | None:
-    date, _, clock = text.replace(",", ".").rpartition(" ")
-    whole, _, fraction = clock.partition(".")
-    if not date:
-        return None
-    try:
-        return datetime.fromisoformat(f"{date} {whole}").timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
-    except (ValueError, OverflowError, OSError):
-        # Digits that are no date, or a date outside the clock's range.
-        return None
 
 
 def batch_fields(message: str) -> dict[str, str]:

@@ -1,41 +1,21 @@
 """`PhaseTracker`: from log lines to each rank's place in the start. Pure: no clock, no files."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kimi_agent.engine import marks
+from kimi_agent.engine.dialects import UNDATED
 from kimi_agent.engine.failures import FailureReader, Raised
+from kimi_agent.engine.hints import Hints
 from kimi_agent.engine.loglines import LogLine, bar_position
 from kimi_agent.engine.titles import ranks_of_server_args
-from kimi_agent.model.phases import (
-    AFTER_LOAD,
-    GRAPHS,
-    IMPORT,
-    JOIN,
-    KV_CACHE,
-    LOAD,
-    ORDER,
-    PORT,
-    READY,
-    WARM_UP,
-)
+from kimi_agent.model.phases import GRAPHS, IMPORT, LOAD, ORDER, READY
 
-_RANK_MARKS: Final = (
-    (JOIN, re.compile(r"Init (?:parallel|torch distributed) begin")),
-    (LOAD, re.compile(r"Init (?:parallel|torch distributed) ends|Memory baseline taken|Load weight begin")),
-    (AFTER_LOAD, re.compile(r"Load weight end\.")),
-    (KV_CACHE, re.compile(r"(?:\S+ ){0,3}KV Cache is allocated|KV Cache VA upper bound")),
-    (GRAPHS, re.compile(r"Memory pool end|Capture (?:\S+ ){0,4}(?:cuda|CUDA) graph begin|Running FlashInfer autotune")),
-    (PORT, re.compile(r"max_total_num_tokens=\d")),
-)
-_MAIN_MARKS: Final = (
-    (PORT, re.compile(r"Engine startup timings|INFO: +Started server process|Dummy health check server started")),
-    (WARM_UP, re.compile(r"INFO: +Uvicorn running on ")),
-    (READY, re.compile(r"The server is fired up and ready to roll!")),
-)
-_STOPPING: Final = re.compile(r"SIGTERM received|Gracefully exiting|INFO: +Shutting down")
 _MAX_RANKS: Final = 4096
+_DAY: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +52,28 @@ class PhaseTracker:
         self.since: dict[str, float] = {}
         """Log time at which a rank entered its phase, where the log has times."""
         self.failures = FailureReader()
+        self.hints = Hints()
         self.lines = 0
-        self.headed = 0
-        """Lines with SGLang's header before ready, access lines left out."""
         self.unmatched = 0
-        """Of those, how many named no phase: a sudden rise means that a new SGLang words them differently."""
+        """Lines before ready that read like the opening of a phase and that no mark knows."""
         self.first_time: float | None = None
         self.last_time: float | None = None
         self.progress_time: float | None = None
         """Log time of the last phase entered or bar moved."""
+        self.reached = False
+        """Whether an HTTP request has reached the server, its own included."""
         self.stopping = False
         self.follower = False
         """Whether this is the log of a node that serves no HTTP: it never says ready."""
+        self.untagged = False
+        """Whether several ranks wrote without their tags: how many are past a phase is known, which is not."""
         self._guessed = not ranks
         self._tagged: set[str] = set()
+        self._counted: Counter[str] = Counter()
         self._bar: Progress | None = None
+        self._vllm = False
+        self._unmatched_since: float | None = None
+        self._unmatched_seconds = 0.0
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -113,42 +100,79 @@ class PhaseTracker:
         """The line that says memory ran out."""
         return self.failures.memory_line
 
+    @property
+    def unmatched_seconds(self) -> float:
+        """Seconds from unmatched lines to the next mark: they may belong to another phase than is shown."""
+        since, now = self._unmatched_since, self.last_time
+        return self._unmatched_seconds + (max(now - since, 0.0) if since is not None and now is not None else 0.0)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The rank tags seen so far."""
+        return frozenset(self._tagged)
+
     def feed(self, line: LogLine) -> list[Change]:
         """Take in one line; what changed by it, in order."""
         self.lines += 1
-        self._clock(line)
+        self._clock(line.time)
         if line.kind == "batch":
             self._learn(line.rank)
+        self.reached = self.reached or line.kind == "access"
         if line.kind in ("access", "batch") and not line.before:
             return []
         changes = self._bars(line.before or line.message)
         if line.kind == "message":
             changes += self._message(line)
-        self.failures.feed(line, self._owner(line))
+        owner = self._owner(line)
+        self.failures.feed(line, owner)
+        self.hints.feed(line, owner, self.last_time)
         if changes and self.last_time is not None:
             self.progress_time = self.last_time
+        for text in line.more:
+            changes += self.feed(LogLine(line.time, line.rank, text, "text"))
+            self.lines -= 1
         return changes
 
-    def _clock(self, line: LogLine) -> None:
-        if line.time is None:
+    def skip(self, lines: int, time: float | None) -> None:
+        """Count lines that say nothing of the start, the last of them written at `time`."""
+        self.lines += lines
+        self._clock(time)
+
+    def _clock(self, time: float | None) -> None:
+        if time is None:
             return
+        if time < UNDATED and self.last_time is not None and self.last_time < UNDATED:
+            # A clock without a date starts over at midnight.
+            time += _DAY * max(0, round((self.last_time - time) / _DAY))
         if self.first_time is None:
-            self.first_time = self.progress_time = line.time
+            self.first_time = self.progress_time = time
         # Processes write side by side: a line may be a little older than the one before.
-        self.last_time = line.time if self.last_time is None else max(self.last_time, line.time)
+        self.last_time = time if self.last_time is None else max(self.last_time, time)
 
     def _message(self, line: LogLine) -> list[Change]:
-        if self._guessed and line.rank is None and line.message.startswith("server_args="):
-            for rank in ranks_of_server_args(line.message):
-                self.phases.setdefault(rank, IMPORT)
-        self._learn(line.rank)
+        if self._guessed:
+            self._announced(line)
+        if line.rank is not None:
+            self._learn(line.rank)
         changes = self._marks(line)
-        if _STOPPING.match(line.message):
+        if marks.STOPPING.match(line.message):
             self.stopping = True
-        if not self.ready:
-            self.headed += 1
-            self.unmatched += 0 if changes else 1
-        return changes
+        if changes:
+            self._unmatched_seconds, self._unmatched_since = self.unmatched_seconds, None
+        elif changes is None and not self.ready and marks.could_be_mark(line.message):
+            self.unmatched += 1
+            self._unmatched_since = self._unmatched_since or self.last_time
+        return changes or []
+
+    def _announced(self, line: LogLine) -> None:
+        """Learn the ranks that a server says it will have."""
+        ranks: Sequence[str] = ()
+        if line.rank is None and line.message.startswith("server_args="):
+            ranks = ranks_of_server_args(line.message)
+        elif (world := marks.WORLD.match(line.message)) is not None:
+            ranks = [f"TP{number}" for number in range(int(world[1]))]
+        for rank in ranks[:_MAX_RANKS]:
+            self.phases.setdefault(rank, IMPORT)
 
     def _learn(self, rank: str | None) -> None:
         if rank is None or rank in self._tagged or len(self.phases) >= _MAX_RANKS:
@@ -160,20 +184,37 @@ class PhaseTracker:
                 self.phases = {known: phase for known, phase in self.phases.items() if known in self._tagged}
             self.phases[rank] = IMPORT
 
-    def _marks(self, line: LogLine) -> list[Change]:
-        for phase, pattern in _RANK_MARKS:
-            if pattern.match(line.message):
-                owner = line.rank or self._sole()
-                return self._enter(owner, phase, line.time) if owner is not None else []
+    def _marks(self, line: LogLine) -> list[Change] | None:
+        """The phases entered by a message; `None` when no mark knows it."""
+        if marks.ANY.match(line.message) is None:
+            return None
+        self._vllm = self._vllm or marks.VLLM.search(line.message) is not None
+        for phase, pattern in marks.RANK_MARKS:
+            if (match := pattern.match(line.message)) is not None:
+                owner = line.rank or self._sole() or self._counted_rank(match["line"])
+                return self._enter(owner, phase) if owner is not None else []
         if line.rank is not None:
-            return []
-        for phase, pattern in _MAIN_MARKS:
+            return None
+        for phase, pattern in marks.MAIN_MARKS:
             if pattern.match(line.message):
                 self.follower = self.follower or line.message.startswith("Dummy")
-                if not self.phases:
-                    self._learn("TP0")
-                return [change for rank in self.ranks for change in self._enter(rank, phase, line.time)]
-        return []
+                return self._enter_all(phase)
+        if self._vllm and marks.VLLM_READY.match(line.message):
+            return self._enter_all(READY)
+        return None
+
+    def _enter_all(self, phase: str) -> list[Change]:
+        if not self.phases:
+            self._learn("TP0")
+        return [change for rank in self.ranks for change in self._enter(rank, phase)]
+
+    def _counted_rank(self, words: str) -> str | None:
+        """Where no rank is tagged, the n-th to say the same words stands for the n-th rank."""
+        if self._tagged or not self.phases:
+            return None
+        self.untagged = True
+        self._counted[words] += 1
+        return self.ranks[min(self._counted[words], len(self.phases)) - 1]
 
     def _owner(self, line: LogLine) -> str | None:
         """The rank a line belongs to; a server of one rank tags none of its lines."""
@@ -186,12 +227,12 @@ class PhaseTracker:
             self._learn("TP0")
         return next(iter(self.phases)) if len(self.phases) == 1 else None
 
-    def _enter(self, rank: str, phase: str, time: float | None) -> list[Change]:
+    def _enter(self, rank: str, phase: str) -> list[Change]:
         if ORDER[phase] <= ORDER[self.phases[rank]]:
             return []
         self.phases[rank] = phase
-        if time is not None:
-            self.since[rank] = time
+        if self.last_time is not None:
+            self.since[rank] = self.last_time
         return [Entered(rank, phase)]
 
     def _bars(self, text: str) -> list[Change]:
@@ -205,4 +246,4 @@ class PhaseTracker:
         if moved == self._bar:
             return []
         self._bar = moved
-        return [moved]
+        return [*self._enter(rank, phase), moved]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kimi_agent.engine.loglines import canonical
+from kimi_agent.engine.dialects import canonical
 from kimi_agent.engine.options import number, present
 
 DETOKENIZER: Final = "detokenizer"
@@ -94,6 +94,15 @@ def expected_ranks(tp: int, dp: int, argv: Sequence[str]) -> tuple[str, ...]:
         node=number(argv, "--node-rank", default=0),
     )
     return layout.ranks()
+
+
+def absent_ranks(tp: int, argv: Sequence[str], local: Sequence[str]) -> tuple[str, ...]:
+    """The ranks of this server that other nodes run; empty for a server of one node."""
+    nodes = number(argv, "--nnodes", default=1)
+    if nodes < 2:
+        return ()
+    everywhere = [rank for node in range(nodes) for rank in expected_ranks(tp, 1, [*argv, "--node-rank", str(node)])]
+    return tuple(dict.fromkeys(rank for rank in everywhere if rank not in local))
 
 
 def ranks_of_server_args(message: str) -> tuple[str, ...]:
