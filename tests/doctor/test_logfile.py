@@ -30,6 +30,10 @@ def lines_of(name: str) -> list[str]:
     return split_lines((LOGS / f"{name}.log").read_bytes() + b"\n", b"")[0]
 
 
+def diagnose(lines: list[str], now: float | None = None) -> LogDiagnosis:
+    return diagnose_log(["".join(f"{line}\n" for line in lines).encode()], now)
+
+
 def cut_at(name: str, text: str) -> list[str]:
     """The log up to the first line that holds a text, that line left out: what a hang there looks like."""
     lines = lines_of(name)
@@ -43,7 +47,7 @@ def test_every_log_file_is_covered() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_real_logs(name: str) -> None:
     status, phase, kind, rank, words = EXPECTED[name]
-    found = diagnose_log(lines_of(name))
+    found = diagnose(lines_of(name))
     assert (found.status, found.phase, found.verdict.kind, found.verdict.rank) == (status, phase, kind, rank)
     assert words in found.verdict.summary or kind == "none"
     assert all(line.startswith("log: ") for line in found.verdict.evidence)
@@ -53,16 +57,16 @@ def test_real_logs(name: str) -> None:
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
 def test_the_beginning_of_a_good_start_is_never_called_hung_or_failed(name: str, share: float) -> None:
     lines = lines_of(name)
-    found = diagnose_log(lines[: int(len(lines) * share)])
+    found = diagnose(lines[: int(len(lines) * share)])
     assert found.status in ("STARTING", "READY")
     assert found.verdict.kind in ("none", "straggler")
 
 
 def hang(name: str, text: str, silence: float) -> LogDiagnosis:
     lines = cut_at(name, text)
-    quiet = diagnose_log(lines)
+    quiet = diagnose(lines)
     end = max(rank.since for rank in quiet.ranks)
-    return diagnose_log(lines, now=end + silence)
+    return diagnose(lines, now=end + silence)
 
 
 def test_a_laggard_is_named_from_the_text() -> None:
@@ -88,18 +92,18 @@ def test_a_server_whose_peer_died_is_not_blamed_itself() -> None:
         '  File "a.py", line 1, in f',
         "RuntimeError: [/pytorch/third_party/gloo] Connection closed by peer [127.0.0.1]:1234",
     ]
-    found = diagnose_log(lines)
+    found = diagnose(lines)
     assert (found.status, found.verdict.kind, found.verdict.rank) == ("FAILED", "dead_rank", None)
-    named = diagnose_log([*lines, "[2026-11-29 13:00:10] Rank 1 scheduler died during initialization (exit code: -9)."])
+    named = diagnose([*lines, "[2026-11-29 13:00:10] Rank 1 scheduler died during initialization (exit code: -9)."])
     assert (named.verdict.kind, named.verdict.rank) == ("dead_rank", "TP1")
     assert any("no proof of the OOM killer" in line for line in named.verdict.advice)
 
 
 @given(st.lists(st.text(max_size=60) | st.sampled_from(lines_of("cpu-hook-exception")), max_size=80))
 def test_any_text_gets_a_verdict(lines: list[str]) -> None:
-    found = diagnose_log(lines)
+    found = diagnose(lines)
     assert found.status in ("STARTING", "READY", "SLOW", "HUNG", "FAILED")
-    assert diagnose_log([]).verdict.kind == "none"
+    assert diagnose([]).verdict.kind == "none"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_a_model_that_returns_no_states_is_told_from_any_other_exception(file: s
     lines = lines_of(name)
     end = next(number for number, line in enumerate(lines) if line.startswith("RuntimeError"))
     frame = f'  File "/sgl/srt/{file}", line 3418, in forward'
-    found = diagnose_log([*lines[: end - 2], frame, "    hidden_states, aux = hidden_states", error, *lines[end + 1 :]])
+    found = diagnose([*lines[: end - 2], frame, "    hidden_states, aux = hidden_states", error, *lines[end + 1 :]])
     assert (found.status, found.verdict.kind, found.verdict.rank) == ("FAILED", "capture_patch", "TP0")
     assert any("models/" in line or "aux_hidden_states" in line for line in found.verdict.evidence)
 
@@ -124,5 +128,5 @@ def test_the_same_words_from_elsewhere_are_just_an_exception() -> None:
     lines = lines_of("cpu-deepseek-warmup-shape-error")
     end = next(number for number, line in enumerate(lines) if line.startswith("RuntimeError"))
     frame, error = '  File "/sgl/srt/managers/io_struct.py", line 7, in split', "ValueError: too many values to unpack"
-    found = diagnose_log([*lines[: end - 2], frame, "    a, b = parts", error, *lines[end + 1 :]])
+    found = diagnose([*lines[: end - 2], frame, "    a, b = parts", error, *lines[end + 1 :]])
     assert found.verdict.kind == "exception"

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kimi_agent.doctor.evidence import Evidence, Limits, LogFacts
+from kimi_agent.doctor.textrules import text_verdict, with_facts
 from kimi_agent.doctor.verdict import diagnose, status
-from kimi_agent.engine.loglines import parse
+from kimi_agent.engine.dialects import UNDATED
+from kimi_agent.engine.logscan import LogScanner
 from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.model.events import Verdict
 from kimi_agent.model.phases import IMPORT
@@ -27,14 +29,23 @@ class LogDiagnosis:
     """Seconds without progress at the end of the log; `None` when ready, or without times."""
 
 
-def diagnose_log(lines: Iterable[str], now: float | None = None, limits: Limits | None = None) -> LogDiagnosis:
-    """Diagnose a whole log, given as clean lines.
+def diagnose_log(chunks: Iterable[bytes], now: float | None = None, limits: Limits | None = None) -> LogDiagnosis:
+    """Diagnose a whole log, given as its bytes in chunks of any size.
 
     `now` (Unix seconds) is when the log was seen to have ended there; without it silence counts to its last line.
     """
     tracker = PhaseTracker()
-    for line in lines:
-        tracker.feed(parse(line))
+    scanner = LogScanner(tracker)
+    for chunk in chunks:
+        scanner.feed(chunk)
+    scanner.finish()
+    return diagnose_tracker(tracker, now, limits)
+
+
+def diagnose_tracker(tracker: PhaseTracker, now: float | None = None, limits: Limits | None = None) -> LogDiagnosis:
+    """Diagnose what a tracker has read so far."""
+    if now is not None and tracker.last_time is not None and tracker.last_time < UNDATED:
+        now = None  # the log's clock has no year
     end = now if now is not None else tracker.last_time
     quiet = not tracker.ready and end is not None and tracker.progress_time is not None
     silent = max(end - tracker.progress_time, 0.0) if quiet and end and tracker.progress_time is not None else None
@@ -46,6 +57,6 @@ def diagnose_log(lines: Iterable[str], now: float | None = None, limits: Limits 
         live=False,
         limits=limits or Limits(),
     )
-    verdict = diagnose(evidence)
+    verdict = with_facts(text_verdict(evidence, tracker) or diagnose(evidence), tracker)
     word, reason = status(evidence, verdict)
     return LogDiagnosis(word, reason, evidence.phase or IMPORT, evidence.ranks, verdict, silent)

@@ -80,6 +80,8 @@ class _Open:
     fatal: bool
     headed: bool = False
     """Each of its lines carries a header, as in vLLM."""
+    warm_up: bool = False
+    """It says why the warm-up failed."""
     frames: int = 0
     where: str = ""
     derived: bool = False
@@ -146,7 +148,8 @@ class FailureReader:
 
     def _header(self, line: LogLine, rank: str | None) -> None:
         if line.message.endswith(_TRACEBACK):
-            self._start(_Open(rank, line.time, fatal="hit an exception" in line.message))
+            warm_up = _WARM_UP.search(line.message) is not None
+            self._start(_Open(rank, line.time, fatal="hit an exception" in line.message, warm_up=warm_up))
         elif any(map(line.message.__contains__, _FATAL_CLUES)) and _FATAL.search(line.message):
             self.failed = self.failed or line.message
             if _GIVES_UP.search(line.message):
@@ -197,6 +200,8 @@ class FailureReader:
         self._last = opened
         if opened.derived or len(self.raised) >= KEPT:
             return
+        if opened.warm_up:
+            self.warm_up_error = f"{kind}: {message}"
         effect = bool(_EFFECT.search(message))
         self.raised.append(Raised(opened.rank, kind, message, opened.time, opened.fatal, effect, opened.where))
         if opened.fatal:

@@ -94,7 +94,7 @@ class ThroughputMeter:
             waiting=loads.waiting,
             tokens_used=loads.used,
             token_capacity=loads.capacity,
-            engine_age=max(now - loads.oldest, 0.0) if loads.oldest is not None else None,
+            engine_age=round(max(now - loads.oldest, 0.0), 3) if loads.oldest is not None else None,
             source="loads",
         )
 

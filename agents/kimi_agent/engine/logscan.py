@@ -27,7 +27,7 @@ _CLUES: Final = (
     "%", "rror", "xcept", "aceback", "Fatal", "terminate", "what()", "rrno", "mory", "atchdog", "illed", "ied", "dead",
     "crash", "in use", "lock", "JIT", "ompil", "build", "plugin", "roxy", "squid", "space", "handle", "endpoint",
     "quota", "arrier", "other ranks", "imeout", "imed out", "Xid", "NVRM", "bus", "broadcast", "DeepGEMM", "INFO",
-    "\x1b", "] ",
+    "\x1b", "] ", "sglang", "SGLang", "vllm", "vLLM",
 )  # fmt: skip
 """A line without a header and without one of these is about nothing that is looked for."""
 

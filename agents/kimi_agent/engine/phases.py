@@ -16,6 +16,7 @@ from kimi_agent.model.phases import GRAPHS, IMPORT, LOAD, ORDER, READY
 
 _MAX_RANKS: Final = 4096
 _DAY: Final = 86_400.0
+_NAMES: Final = ("sglang", "SGLang", "vllm", "vLLM", "server_args=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ class PhaseTracker:
         self.last_time: float | None = None
         self.progress_time: float | None = None
         """Log time of the last phase entered or bar moved."""
+        self.named = False
+        """Whether a line names SGLang or vLLM, or gives a server's arguments."""
+        self.last_message = ""
+        """The last line that a logger wrote, batch and access lines left out."""
         self.reached = False
         """Whether an HTTP request has reached the server, its own included."""
         self.stopping = False
@@ -120,6 +125,7 @@ class PhaseTracker:
         self.reached = self.reached or line.kind == "access"
         if line.kind in ("access", "batch") and not line.before:
             return []
+        self.named = self.named or any(map(line.message.__contains__, _NAMES))
         changes = self._bars(line.before or line.message)
         if line.kind == "message":
             changes += self._message(line)
@@ -150,6 +156,7 @@ class PhaseTracker:
         self.last_time = time if self.last_time is None else max(self.last_time, time)
 
     def _message(self, line: LogLine) -> list[Change]:
+        self.last_message = line.message
         if self._guessed:
             self._announced(line)
         if line.rank is not None:

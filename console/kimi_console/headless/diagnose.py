@@ -18,7 +18,7 @@ from kimi_agent.model.state import State
 from kimi_agent.wire.codec import WireError
 from kimi_console.headless.ask import ask
 from kimi_console.source.client import Dial
-from kimi_console.source.logfile import log_lines
+from kimi_console.source.logfile import chunks_of
 from kimi_console.source.replay import is_log, open_events
 
 EXITS = {"SLOW": Exit.SLOW, "HUNG": Exit.HUNG, "FAILED": Exit.FAILED}
@@ -103,7 +103,7 @@ def report_file(path: Path) -> Report:
     if not is_log(path):
         return report_state(fold(open_events(path)), path)
     next(open_events(path), None)
-    found = diagnose_log(log_lines(path))
+    found = diagnose_log(chunks_of(path))
     times = [rank.since for rank in found.ranks if rank.since]
     end = max(times, default=0.0) + (found.silent_s or 0.0)
     ranks = {

@@ -88,7 +88,7 @@ class LogEvents:
         for line in log_lines(self._path):
             yield from self._line(line)
         yield from self._flush()
-        found = diagnose_log(log_lines(self._path))
+        found = diagnose_log(chunks_of(self._path))
         if found.verdict.kind != "none":
             yield self._event(VerdictChanged(RUN, found.verdict))
         if found.status != self._status != "STOPPING":
