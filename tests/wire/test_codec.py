@@ -54,7 +54,9 @@ def instances_of(body: type) -> st.SearchStrategy[Any]:
 
 
 UNKNOWN = st.builds(
-    Unknown, st.text(max_size=9).filter(lambda kind: kind not in BODIES), st.dictionaries(st.text(max_size=5), JSON)
+    Unknown,
+    st.text(max_size=9).filter(lambda kind: kind not in {*BODIES, codec.SNAPSHOT}),
+    st.dictionaries(st.text(max_size=5), JSON),
 )
 
 

@@ -29,7 +29,7 @@ class HostSampler:
         if before is None or now[0] <= before[0]:
             return None
         total, idle = now[0] - before[0], now[1] - before[1]
-        return min(max(100.0 * (total - idle) / total, 0.0), 100.0)
+        return round(min(max(100.0 * (total - idle) / total, 0.0), 100.0), 1)
 
 
 def memory() -> tuple[int, int]:

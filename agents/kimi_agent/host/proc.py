@@ -146,7 +146,7 @@ class ProcessSampler:
 
 
 def _rate(difference: float, seconds: float) -> float | None:
-    return difference / seconds if seconds > 0 else None
+    return round(difference / seconds, 2) if seconds > 0 else None
 
 
 def _read_rate(before: _Reading | None, after: _Reading) -> float | None:

@@ -20,13 +20,18 @@ VERSION: Final = 1
 MAGIC: Final = b"SQLite format 3\x00"
 SUFFIX: Final = ".kimirec"
 BLOCK_EVENTS: Final = 2048
-"""A block is sealed at so many events, or so many bytes; seeking folds no more than one block."""
+"""A block is sealed at so many events, or so many bytes."""
 BLOCK_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 64 << 20
 """More than this no block and no state unpacks to; a file that says so is damaged."""
-FULL_EVERY: Final = 32
+CHECKPOINT_EVENTS: Final = 512
+"""Seeking folds no more events than this."""
+FULL_EVERY: Final = 64
 """One checkpoint of so many is complete; the others are compressed against it."""
 LEVEL: Final = 3
+"""Of zstd, where events come by the million."""
+SLOW_LEVEL: Final = 9
+"""Where they come by the dozen: a quarter smaller, four times the work."""
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

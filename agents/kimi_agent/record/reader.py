@@ -17,7 +17,7 @@ from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_agent.record.format import MOST_BYTES, Mark, RecordingError, check, damaged, is_recording
 from kimi_agent.record.states import decode_state, fingerprint
-from kimi_agent.wire.codec import WireError, decode_lenient
+from kimi_agent.wire.codec import WireError, decode_lenient, time_of
 
 _LOG: Final = (b'"k":"log"', b'"k":"snapshot"')
 _HEAD: Final = 80
@@ -48,7 +48,7 @@ class Recording:
         self.meta = dict(self._rows("SELECT key, value FROM meta"))
         """Who made it, and of what."""
         self._usable = self.meta.get("state") == fingerprint()
-        self._block = lru_cache(maxsize=8)(self._decoded)
+        self._block = lru_cache(maxsize=8)(self._read)
         self._near = (0, State())
 
     def __len__(self) -> int:
@@ -81,17 +81,17 @@ class Recording:
         Raises:
             RecordingError: there is none at this place.
         """
-        first, events = self._around(place)
-        return events[place - first]
+        first, lines = self._around(place)
+        return self._events(lines[place - first : place - first + 1])[0]
 
     def state(self, place: int) -> State:
         """The state after all events before `place`: the nearest checkpoint, and what came since."""
         at, state = self._checkpoint(place)
         while at < place:
-            first, events = self._around(at)
-            for event in events[at - first : place - first]:
+            first, lines = self._around(at)
+            for event in self._events(lines[at - first : place - first]):
                 state = resume(state, event)
-            at = min(place, first + len(events))
+            at = min(place, first + len(lines))
         self._near = (place, state)
         return state
 
@@ -100,8 +100,11 @@ class Recording:
         row = self._row("SELECT place FROM blocks WHERE begin <= ? ORDER BY begin DESC, place DESC LIMIT 1", time)
         if row is None:
             return 0
-        first, events = self._around(row[0])
-        return first + sum(1 for event in events if event.time <= time)
+        first, lines = self._around(row[0])
+        try:
+            return first + sum(1 for line in lines if time_of(line) <= time)
+        except WireError as error:
+            raise damaged(self.path, error.message) from error
 
     def marks(self, after: int = -1) -> list[Mark]:
         """The marks beyond a place, in order."""
@@ -115,12 +118,13 @@ class Recording:
         have = 0
         query = "SELECT place FROM blocks WHERE run = ? AND lines > 0 AND place < ? ORDER BY place DESC"
         for (first,) in self._rows(query, row[0] if row else 0, place):
-            for event in reversed(self._around(first)[1][: place - first]):
-                if isinstance(event.body, LogLines | Snapshot):
+            for line in reversed(self._around(first)[1][: place - first]):
+                event = self._events([line])[0] if _is_log(line) else None
+                if event is not None and isinstance(event.body, LogLines | Snapshot):
                     kept.appendleft((event.body.first, event.body.lines))
                     have += len(event.body.lines)
-                if have >= count or isinstance(event.body, Snapshot):
-                    return _joined(kept, count)
+                    if have >= count or isinstance(event.body, Snapshot):
+                        return _joined(kept, count)
         return _joined(kept, count)
 
     def find(self, matches: Callable[[str], object], place: int, *, backward: bool = False) -> int | None:
@@ -128,7 +132,7 @@ class Recording:
         order, beyond = ("DESC", "place < ?") if backward else ("", "place + events > ?")
         query = f"SELECT place FROM blocks WHERE lines > 0 AND {beyond} ORDER BY place {order}"  # noqa: S608
         for (first,) in self._rows(query, place):
-            lines = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", first))
+            lines = self._around(first)[1]
             within = (
                 range(first, min(place, first + len(lines)))
                 if backward
@@ -153,17 +157,18 @@ class Recording:
             place = max(place, row[0] + row[2])
             begin = (place,)
 
-    def _around(self, place: int) -> tuple[int, list[Event]]:
+    def _around(self, place: int) -> tuple[int, list[bytes]]:
+        """The block with this place: its first place and its lines."""
         row = self._row("SELECT place, events FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
         if row is None or place >= row[0] + row[1]:
             raise damaged(self.path, f"event {place} is not there")
         return row[0], self._block(*row)
 
-    def _decoded(self, place: int, count: int) -> list[Event]:
-        events = self._events(self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place)))
-        if len(events) < count:
+    def _read(self, place: int, count: int) -> list[bytes]:
+        lines = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place))
+        if len(lines) < count:
             raise damaged(self.path, f"the block at event {place} is too short")
-        return events[:count]
+        return lines[:count]
 
     def _events(self, lines: list[bytes]) -> list[Event]:
         try:

@@ -16,6 +16,7 @@ from kimi_agent.record.format import (
     APPLICATION_ID,
     BLOCK_BYTES,
     BLOCK_EVENTS,
+    CHECKPOINT_EVENTS,
     FULL_EVERY,
     LEVEL,
     SCHEMA,
@@ -41,23 +42,24 @@ class RecordingWriter:
     is made of.
     """
 
-    def __init__(self, path: Path, **meta: str) -> None:
+    def __init__(self, path: Path, *, level: int = LEVEL, **meta: str) -> None:
         """Open a recording to go on with it, or begin one that only this user can read.
 
         Raises:
             RecordingError: the file is something else, of a newer format, or cannot be written.
         """
         self.path = path
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._level = level
+        self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
         self._marker = Marker()
         self._marks: list[Mark] = []
         self._deltas: zstandard.ZstdCompressor | None = None
         self._base = self._since_full = 0
+        self._checkpoints: list[tuple[int, State]] = []
         self._checkpointed = -1
         self._lines: list[bytes] = []
         self._bytes = self._log = 0
         self._begin = self._end = 0.0
-        self._before = State()
         self._seq = 0
         self._unwritten = False
         try:
@@ -79,7 +81,7 @@ class RecordingWriter:
         start = 0
         for cut in [*self._cuts(events), len(events)]:
             while start < cut:
-                stop = min(cut, start + BLOCK_EVENTS)
+                stop = min(cut, start + CHECKPOINT_EVENTS)
                 self._add(events[start:stop], lines[start:stop], before)
                 if stop < len(events):
                     before = fold(events[start:stop], before)
@@ -143,9 +145,12 @@ class RecordingWriter:
     def _add(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
         if len(self._lines) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
             self._seal()
-        if not self._lines:
-            self._before, self._begin = before, events[0].time
         place = self._sealed + len(self._lines)
+        if not self._lines:
+            self._begin = events[0].time
+        if not self._lines or place - self._checkpointed >= CHECKPOINT_EVENTS:
+            self._checkpoints.append((place, before))
+            self._checkpointed = place
         for index, event in enumerate(events):
             if type(event.body) in MARKING and (mark := self._marker.mark(place + index, event)) is not None:
                 self._marks.append(mark)
@@ -164,27 +169,26 @@ class RecordingWriter:
         self._lines, self._bytes, self._log = [], 0, 0
 
     def _write(self) -> None:
-        place = self._sealed
         data = self._compressor.compress(b"\n".join(self._lines))
-        block = (place, len(self._lines), self._begin, self._end, self._run, self._log, data)
+        block = (self._sealed, len(self._lines), self._begin, self._end, self._run, self._log, data)
         marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
         try:
             with _transaction(self._database) as database:
-                if self._checkpointed != place:
-                    database.execute("INSERT INTO checkpoints VALUES (?, ?, ?)", self._checkpoint(place))
+                checkpoints = [self._checkpoint(*one) for one in self._checkpoints]
+                database.executemany("INSERT INTO checkpoints VALUES (?, ?, ?)", checkpoints)
                 database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
                 database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
         self._marks.clear()
-        self._checkpointed = place
+        self._checkpoints.clear()
 
-    def _checkpoint(self, place: int) -> tuple[int, int, bytes]:
+    def _checkpoint(self, place: int, state: State) -> tuple[int, int, bytes]:
         """The row of a checkpoint: most are compressed against an earlier one, from which they differ little."""
-        raw = encode_state(self._before)
+        raw = encode_state(state)
         if self._deltas is None or self._since_full == FULL_EVERY:
             base = zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-            self._deltas = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, dict_data=base)
+            self._deltas = zstandard.ZstdCompressor(level=self._level, write_checksum=True, dict_data=base)
             self._base, self._since_full = place, 1
             return place, place, self._compressor.compress(raw)
         self._since_full += 1

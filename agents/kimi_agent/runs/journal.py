@@ -69,7 +69,7 @@ class Journal:
         """
         if self._lost:
             self._tell_loss()
-        event = Event(self._last + 1, self._wall + time.monotonic(), body)
+        event = Event(self._last + 1, round(self._wall + time.monotonic(), 3), body)
         try:
             self._write(event.seq, encode_event(event) + b"\n")
         except OSError as error:
