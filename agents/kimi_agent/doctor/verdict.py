@@ -63,7 +63,8 @@ def _stuck(evidence: Evidence, verdict: Verdict) -> tuple[str, str]:
         names.add(MAIN)  # it stands for the ranks that have no title yet
     busy = any((sample.cpu or 0.0) > BUSY for sample in evidence.samples if sample.rank in names)
     patient = (evidence.silent or 0.0) < evidence.limits.patience
-    if busy and patient and not stopped and not evidence.ready:
+    spins = verdict.kind == "comm_spin"
+    if busy and patient and not stopped and not spins and not evidence.ready:
         return "SLOW", f"{verdict.summary}; it uses CPU: it computes, or spins"
     return "HUNG", verdict.summary
 
