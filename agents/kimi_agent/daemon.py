@@ -21,6 +21,8 @@ from kimi_agent.wire.rpc import READ_ONLY, Request, error_line, parse_request, r
 
 START_DEADLINE = 30.0
 START_POLL = 0.05
+MAX_PENDING = 64
+"""Requests of one connection that are answered at once; further ones wait in the socket."""
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
@@ -69,6 +71,8 @@ class _Connection:
         elif request.method == "subscribe":
             await self._subscribe(request)
         else:
+            if len(self._tasks) >= MAX_PENDING:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             task = asyncio.create_task(self._answer(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,9 @@ class Sshd:
     known_hosts: Path
     settings: Path
     """The server's own configuration."""
+    address: str = "127.0.0.1"
+    network: str | None = None
+    """Name of the network namespace that the server is in; its own machine's when not given."""
 
     def restart(self, *lines: str, accounts: Path | None = None) -> None:
         """End the server and start it again with settings that come before those it has.
@@ -69,7 +72,14 @@ class Sshd:
         """
         self.stop()
         self.settings.write_text("\n".join([*lines, self.settings.read_text()]))
-        self.process = _start(self.settings, self.port, accounts)
+        self.process = _start(self.settings, self.address, self.port, accounts, self.network)
+
+    def move(self, network: str, address: str) -> None:
+        """Let the server run in a network of its own, where it has this address."""
+        self.network, self.address = network, address
+        self.restart(f"ListenAddress {address}")
+        self.trust()
+        self.write_config()
 
     def stop(self) -> None:
         """End the server with all its sessions, as when the host goes down."""
@@ -80,12 +90,12 @@ class Sshd:
     def trust(self, key: Path | None = None) -> None:
         """Put the server's key (or another one) into known_hosts."""
         kind, data = (key or self.host_key).with_suffix(".pub").read_text().split()[:2]
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {kind} {data}\n")
+        self.known_hosts.write_text(f"[{self.address}]:{self.port} {kind} {data}\n")
 
     def write_config(self, **settings: str) -> Path:
         """The operator's ssh config: the alias `gpu-07`, with settings added or replaced."""
         lines = {
-            "HostName": "127.0.0.1",
+            "HostName": self.address,
             "Port": str(self.port),
             "User": "root" if os.getuid() == 0 else psutil.Process().username(),
             "IdentityFile": str(self.key),
@@ -109,24 +119,31 @@ class Sshd:
 @pytest.fixture
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
     """A running server whose sessions live in a home directory of the test; it ends with the test."""
-    home, client_home = tmp_path / "far", tmp_path / "near"
-    for directory in (home, client_home / ".ssh"):
-        directory.mkdir(parents=True, mode=0o700)
-    monkeypatch.setenv("HOME", str(client_home))
+    monkeypatch.setenv("HOME", str(tmp_path / "near"))
     for name in ("SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "KIMI_AGENT_HOME"):
         monkeypatch.delenv(name, raising=False)
+    with running_sshd(tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def running_sshd(place: Path) -> Iterator[Sshd]:
+    """A server with keys, homes and settings below `place`: `far` is the host's home, `near` the operator's."""
+    home, client_home = place / "far", place / "near"
+    for directory in (home, client_home / ".ssh"):
+        directory.mkdir(parents=True, mode=0o700)
     key = keygen(client_home / ".ssh" / "id_work")
-    (tmp_path / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
-    host_key = keygen(tmp_path / "host_key")
+    (place / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
+    host_key = keygen(place / "host_key")
     port = free_port()
-    settings = tmp_path / "sshd_config"
+    settings = place / "sshd_config"
     settings.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nStrictModes no\nUsePAM no\n"
-        f"AuthorizedKeysFile {tmp_path / 'authorized_keys'}\nPasswordAuthentication no\nPrintMotd no\n"
+        f"AuthorizedKeysFile {place / 'authorized_keys'}\nPasswordAuthentication no\nPrintMotd no\n"
         f"KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nUseDNS no\nSetEnv HOME={home}\n"
     )
     server = Sshd(
-        _start(settings, port), port, host_key, home, client_home, key, client_home / ".ssh" / "config",
+        _start(settings, "127.0.0.1", port), port, host_key, home, client_home, key, client_home / ".ssh" / "config",
         client_home / ".ssh" / "known_hosts", settings,
     )  # fmt: skip
     server.write_config()
@@ -137,7 +154,9 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
         _stop_agent(home)
 
 
-def _start(settings: Path, port: int, accounts: Path | None = None) -> "subprocess.Popen[bytes]":
+def _start(
+    settings: Path, address: str, port: int, accounts: Path | None = None, network: str | None = None
+) -> "subprocess.Popen[bytes]":
     """Start sshd and wait until it listens."""
     program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -148,12 +167,14 @@ def _start(settings: Path, port: int, accounts: Path | None = None) -> "subproce
     if accounts is not None:
         binds = [f"mount --bind {accounts}/{name} /etc/{name}" for name in ("passwd", "shadow", "pam.d")]
         argv = ["unshare", "--mount", "sh", "-c", " && ".join([*binds, shlex.join(["exec", *argv])])]
+    if network is not None:
+        argv = ["nsenter", f"--net=/run/netns/{network}", *argv]
     log = settings.with_suffix(".log")
     with log.open("wb") as file:
         process = subprocess.Popen(argv, stderr=file)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        with suppress(OSError), socket.create_connection((address, port), 1):
             return process
         if process.poll() is not None:
             break

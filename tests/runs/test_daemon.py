@@ -1,5 +1,6 @@
 """The daemon as a client meets it: greeting, requests, events, refusals, and who may come in."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -159,3 +161,64 @@ def test_a_home_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert str(file) in done.stderr
+
+
+def test_a_client_that_never_reads_costs_nothing_and_stalls_nobody(dial: Dial, home: Home) -> None:
+    reader = dial()
+    agent = psutil.Process(reader.hello["pid"])
+    before = agent.memory_info().rss
+    with raw(home) as lazy:
+        lazy.settimeout(2)
+        asked = b'{"id":1,"method":"status","params":{}}\n' * 10_000
+        with contextlib.suppress(TimeoutError):
+            for _ in range(20):
+                lazy.sendall(asked)
+            pytest.fail("the agent read 200,000 requests of a client that takes no answer", pytrace=False)
+        begun = time.monotonic()
+        assert reader.request("ping") == {}
+        assert time.monotonic() - begun < 1
+    assert agent.memory_info().rss - before < 8 << 20
+
+
+def as_nobody(act: Callable[[], object]) -> str:
+    """What comes of it when another user of this machine does something: what is returned, or the error's name."""
+    if os.geteuid() != 0:
+        pytest.fail("This test becomes another user: run it as root, in a container.", pytrace=False)
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            told = repr(act())
+        except OSError as error:
+            told = type(error).__name__
+        os.write(write, told.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as pipe:
+        return pipe.read()
+
+
+def test_another_user_can_neither_connect_nor_read(dial: Dial, home: Home, tmp_path: Path) -> None:
+    dial()
+    place = str(home.socket)
+
+    def greeting() -> bytes:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(place)
+            return sock.recv(9)
+
+    for above in (tmp_path, *tmp_path.parents):
+        above.chmod(above.stat().st_mode | 0o055)
+    assert as_nobody(greeting) == "PermissionError"
+    for path in (home.journal, home.log, next(home.journal.glob("*.ndjson"))):
+        assert as_nobody(lambda path=path: os.open(path, os.O_RDONLY)) == "PermissionError", path
+    # Were the modes ever loosened, the agent still asks the kernel who is there.
+    for directory in (home.root, home.sockets, home.sockets.parent):
+        directory.chmod(0o755)
+    home.socket.chmod(0o666)
+    assert as_nobody(greeting) in ("b''", "ConnectionResetError")
+    assert greeting() == b'{"hello":'

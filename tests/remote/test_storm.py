@@ -1,0 +1,38 @@
+"""Links that are cut while a log grows by thousands of lines a second: every event arrives once."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .conftest import Sshd
+from .storm import FAR, FarNetwork, far_network, storm, whole_lines
+
+RATE = 5000
+
+
+@pytest.fixture
+def network() -> Iterator[FarNetwork]:
+    """A network of its own for the server."""
+    if os.geteuid() != 0:
+        pytest.fail("This test makes a network namespace: run it as root, in a container.", pytrace=False)
+    with far_network() as network:
+        yield network
+
+
+async def test_twenty_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwork) -> None:
+    sshd.move(network.name, FAR)
+    kinds = (["killed"] * 6 + ["dropped"] * 2 + ["restarted"] * 2) * 2
+    weather = await storm(sshd, network, kinds, RATE)
+    ledger = weather.ledger
+    assert (ledger.lost, ledger.doubled, ledger.gaps, ledger.wrong) == (0, 0, 0, [])
+    assert ledger.lines == whole_lines(weather.home)
+    assert dict(weather.cuts) == {"killed": 12, "dropped": 4, "restarted": 4}
+
+
+async def test_an_agent_killed_three_times_under_load_goes_on_where_it_was(sshd: Sshd, network: FarNetwork) -> None:
+    sshd.move(network.name, FAR)
+    weather = await storm(sshd, network, ["agent"] * 3, RATE)
+    ledger = weather.ledger
+    assert (ledger.lost, ledger.doubled, ledger.gaps, ledger.wrong) == (0, 0, 0, [])
+    assert ledger.lines == whole_lines(weather.home)
