@@ -33,7 +33,10 @@ _WRAPPERS = (
 """Compose's service, the kubelet's and `kubectl`'s prefix, the journal's, torchrun's, Ray's and vLLM's process."""
 _MOST_WRAPPERS = 4
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SUCCESS)"
-_PLACE = r"(?:[A-Za-z_]\w*(?:\.\w+)+(?::\w+){0,2}|[\w.-]{1,60}\.(?:py|cc|cpp|cu):\d{1,6}|sglang|vllm|root|uvicorn)"
+_PLACE = (
+    r"(?:[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)+(?::\w+){0,2}|[\w.-]{1,60}\.(?:py|cc|cpp|cu):\d{1,6}"
+    r"|sglang|vllm|root|uvicorn)"
+)
 _TOKEN = rf"(?:\[?{_LEVEL}\]?|\[?{_PLACE}\]?|\[?(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{{1,5}}\]?|\[?\d{{1,8}}\]?)"
 _STRUCTURED_BEGINS = frozenset("[(0123456789TDINWECFS")
 _STAMP = r"(?:\d{4}-)?\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"

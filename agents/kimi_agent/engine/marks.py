@@ -71,7 +71,7 @@ _LIKE_A_MARK = re.compile(
 _KNOWN = re.compile(
     r"Capture (?:\S+ ){0,4}(?:cuda|CUDA) graph end|Load weight end|Ignore import error|server_args="
     r"|(?:INFO: +)?(?:Waiting for application|Application |Finished server)|FlashInfer autotune completed"
-    r"|Post-capture KV sizing|NCCL/\S+ warmup completed"
+    r"|Post-capture KV sizing|NCCL/\S+ warmup completed|Graph capturing finished|Initializing an? "
 )
 """Lines that read like a mark, are known, and open no phase."""
 
