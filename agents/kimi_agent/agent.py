@@ -13,10 +13,11 @@ from typing import Any
 import orjson
 
 from kimi_agent import __version__
-from kimi_agent.bundle import build_id
+from kimi_agent.bundle import build_id, prune_cache
 from kimi_agent.engine.flags import installed_version
 from kimi_agent.errors import KimiError, LaunchError, UsageError
 from kimi_agent.host.gpu import GpuReader
+from kimi_agent.host.logind import logout_warning
 from kimi_agent.host.memory import HostSampler
 from kimi_agent.host.procfs import boot_id
 from kimi_agent.model.events import AgentStarted, Body, HostSampled, Note, RunExited, StatusChanged
@@ -114,8 +115,11 @@ class Agent:
             )
         )
         self.emit(sample)
+        if (warning := logout_warning()) is not None:
+            self.emit(Note("warning", warning))
         await self._adopt()
         self._sampling = asyncio.create_task(self._sample_host())
+        await asyncio.to_thread(prune_cache)
 
     async def end(self) -> None:
         """Let go of everything; a running server goes on and is found again."""
@@ -166,7 +170,8 @@ class Agent:
         """The host's state in one stable object."""
         run = self.state.run
         answer: dict[str, Any] = {
-            "agent": {"version": __version__, "pid": os.getpid(), "host": socket.gethostname(), "build": build_id()},
+            "agent": {"version": __version__, "pid": os.getpid(), "host": socket.gethostname(), "build": build_id(),
+                      "clients": self.clients},
             "status": run.status if run else "IDLE",
             "run": None,
         }

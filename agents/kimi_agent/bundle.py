@@ -10,6 +10,8 @@ import io
 import os
 import shutil
 import tarfile
+import time
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,6 +19,10 @@ from pathlib import Path, PurePosixPath
 
 from kimi_agent import __version__, paths
 
+KEPT = 3
+"""Bundles that are kept beside those in use."""
+LEFT_OVER = 3600.0
+"""Seconds after which an upload that never ended is taken away."""
 PACKAGES = ("kimi_agent", "kimi_capture")
 DIST_INFO = f"kimi_capture-{__version__}.dist-info"
 
@@ -88,3 +94,40 @@ def ensure_bundle() -> Path:
         if not target.is_dir():
             raise
     return target
+
+
+def prune_cache() -> list[str]:
+    """Prune the cache that this bundle runs from; a checkout or an installation is left alone."""
+    here = Path(str(files("kimi_agent"))).parent
+    place = paths.cache_dir() / "agent"
+    return prune(place) if (here / DIST_INFO).is_dir() and here.parent == place else []
+
+
+def prune(place: Path, keep: int = KEPT) -> list[str]:
+    """Take away old bundles: all but the newest, this one, and those that a process of this user was started with.
+
+    Returns:
+        The names of what was taken away.
+    """
+    found = sorted((path for path in place.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
+    whole = [path for path in found if not path.name.startswith(".")]
+    old = [path for path in whole[keep:] if path != Path(str(files("kimi_agent"))).parent]
+    used = _search_paths() if old else ""
+    gone = [path for path in old if str(path) not in used]
+    gone += [path for path in found if path.name.startswith(".") and time.time() - path.stat().st_mtime > LEFT_OVER]
+    for path in gone:
+        # Renamed first: what is half gone must never be taken for a bundle.
+        part = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")
+        with suppress(OSError):
+            path.rename(part)
+            shutil.rmtree(part)
+    return [path.name for path in gone]
+
+
+def _search_paths() -> str:
+    """The environments of this user's processes: what they may still import from."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.append((process / "environ").read_bytes().decode("utf-8", "replace"))
+    return "\n".join(found)

@@ -111,7 +111,8 @@ def _attach(args: argparse.Namespace) -> int:
     from kimi_agent import daemon
     from kimi_agent.attach import proxy
 
-    proxy(daemon.connect(_home(args), start=args.start), read_only=args.read_only)
+    client = daemon.connect(_home(args), start=args.start, upgrade=not args.read_only)
+    proxy(client, read_only=args.read_only)
     return Exit.OK
 
 

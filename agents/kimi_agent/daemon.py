@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import signal
@@ -10,14 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from kimi_agent import __version__
 from kimi_agent.agent import Agent
 from kimi_agent.bundle import build_id
 from kimi_agent.errors import KimiError, UnavailableError, UsageError
+from kimi_agent.host.logind import scope_argv
+from kimi_agent.host.procfs import starttime
 from kimi_agent.paths import Home, private_dir
+from kimi_agent.runs.journal import locked
 from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode, encode
 from kimi_agent.wire.peer import same_user
-from kimi_agent.wire.rpc import READ_ONLY, Request, error_line, parse_request, result_line
+from kimi_agent.wire.rpc import PROTOCOL, READ_ONLY, Request, error_line, parse_request, result_line
 
 START_DEADLINE = 30.0
 START_POLL = 0.05
@@ -162,11 +167,14 @@ async def _listen(home: Home, accept: Accept) -> asyncio.Server:
         os.umask(before)
 
 
-def connect(home: Home, *, start: bool) -> Client:
+def connect(home: Home, *, start: bool, upgrade: bool = True) -> Client:
     """A client of this home's agent, which is started first where `start` allows it.
 
+    An agent of another build is replaced by this one unless another client is connected to it or it is newer; a
+    server that runs does not notice, the new agent finds it again.
+
     Raises:
-        UnavailableError: no agent answers, and none was or could be started.
+        UnavailableError: no agent answers, and none was or could be started, or it speaks another protocol.
     """
     try:
         client = Client(home.socket)
@@ -176,16 +184,45 @@ def connect(home: Home, *, start: bool) -> Client:
                 f"no agent runs for {home.root}", "Start one with kimi-agent serve --detach, or connect with --start."
             ) from None
         return start_daemon(home)
-    if start and client.hello.get("build") != build_id() and not _run_alive(client):
-        client.request("shutdown")
-        client.close()
+    if start and upgrade and client.hello.get("build") != build_id() and _replaceable(client):
+        _end(client)
         return start_daemon(home)
+    if client.hello.get("protocol") != PROTOCOL:
+        raise UnavailableError(
+            f"the agent of {home.root} is {client.hello.get('version')}, which speaks another protocol",
+            "Use the version of the other operators, or end that agent with its own kimi-agent stop --agent.",
+        )
     return client
 
 
-def _run_alive(client: Client) -> bool:
-    run = client.request("status").get("run")
-    return bool(run and run["alive"])
+def _replaceable(client: Client) -> bool:
+    if _numbers(str(client.hello.get("version"))) > _numbers(__version__):
+        return False
+    status = client.request("status")
+    return status["status"] != "STOPPING" and status["agent"].get("clients", 1) <= 1
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+def _end(client: Client) -> None:
+    """Ask an agent to end and wait until its process is gone.
+
+    Raises:
+        UnavailableError: it does not end.
+    """
+    pid = int(client.hello["pid"])
+    begun = starttime(pid)
+    client.request("shutdown")
+    client.close()
+    deadline = time.monotonic() + START_DEADLINE
+    while starttime(pid) == begun is not None:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"the old agent, pid {pid}, does not end", f"End it with kill {pid}; a server goes on."
+            )
+        time.sleep(START_POLL)
 
 
 def start_daemon(home: Home) -> Client:
@@ -195,16 +232,24 @@ def start_daemon(home: Home) -> Client:
         UnavailableError: it ended at once, with its last words.
     """
     private_dir(home.root)
+    unit = f"kimi-agent-{hashlib.sha256(os.fsencode(home.root)).hexdigest()[:8]}-{os.getpid()}"
+    scope = scope_argv(unit, os.getuid())
+    if scope and (client := _spawn_and_wait(home, scope)) is not None:
+        return client
+    if (client := _spawn_and_wait(home, [])) is not None:
+        return client
+    words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2].removeprefix("kimi-agent: ")
+    raise UnavailableError(f"the agent did not start: {words}", f"See {home.log}.")
+
+
+def _spawn_and_wait(home: Home, before: list[str]) -> Client | None:
+    """A client of the agent that was started, or of one that was faster; `None` when there is none."""
+    argv = [*before, sys.executable, "-m", "kimi_agent", "serve", "--home", str(home.root)]
     output = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     quiet = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-m", "kimi_agent", "serve", "--home", str(home.root)],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, at) for fd, at in ((quiet, 0), (output, 1), (output, 2))],
-            setsid=True,
-        )
+        actions = [(os.POSIX_SPAWN_DUP2, fd, at) for fd, at in ((quiet, 0), (output, 1), (output, 2))]
+        pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsid=True)
     finally:
         os.close(output)
         os.close(quiet)
@@ -212,9 +257,9 @@ def start_daemon(home: Home) -> Client:
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             return Client(home.socket)
-        if ended:
-            break
-        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        if ended and not locked(home.journal):
+            return None
+        # Where another one holds the journal it is about to answer.
+        ended = ended or os.waitpid(pid, os.WNOHANG)[0] == pid
         time.sleep(START_POLL)
-    words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
-    raise UnavailableError(f"the agent did not start: {words}", f"See {home.log}.")
+    return None

@@ -201,3 +201,18 @@ class Journal:
         part.write_text(json.dumps({"epoch": epoch}))
         part.rename(path)
         return epoch
+
+
+def locked(directory: Path) -> bool:
+    """Whether an agent has this journal open."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
