@@ -1,159 +1,199 @@
-"""The doctor beside the real server: a rank stopped in the start, one stopped while serving, one killed."""
+"""The doctor beside the real server: each cause by its name and its rank, within a minute of the last sign of life."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+import threading
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from kimi_agent.doctor.evidence import Evidence, evidence_of
 from kimi_agent.doctor.rules import heartbeat
-from kimi_agent.doctor.verdict import diagnose, status
-from kimi_agent.engine.argv import build_argv
-from kimi_agent.engine.http import get_json
-from kimi_agent.engine.loads import LOADS_PATH, ThroughputMeter, parse_loads
-from kimi_agent.engine.loglines import parse, split_lines
-from kimi_agent.engine.phases import Entered, PhaseTracker, Progress
-from kimi_agent.engine.titles import expected_ranks
-from kimi_agent.errors import UnavailableError
-from kimi_agent.host.proc import ProcessSampler, port_holder, process_tree, shm_segments
-from kimi_agent.model import events as ev
+from kimi_agent.host.proc import port_holder
 from kimi_agent.model.phases import ORDER
-from kimi_agent.model.reduce import reduce
-from kimi_agent.model.state import State
 from kimi_console.demo.engine import Engine
+
+from .watching import Launch, Watch, watched
 
 pytestmark = pytest.mark.engine
 
-FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--trust-remote-code", "--max-total-tokens", "4096",
-         "--context-length", "2048", "--disable-radix-cache"]  # fmt: skip
-BEAT = 0.5
-"""Seconds between two looks, as a supervisor would."""
+ACCEPTED = 10.0
+"""Seconds within which a stopped or killed rank is named."""
 
 
-class Watch:
-    """One server under the doctor's eyes: everything a supervisor does, without a journal."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", argv: list[str], log: Path, port: int) -> None:
-        ranks = expected_ranks(2, 1, argv)
-        self.process, self.log, self.port = process, log.open("rb"), port
-        self.tracker, self.sampler, self.meter = PhaseTracker(ranks), ProcessSampler(process.pid), ThroughputMeter("r")
-        self.carry, self.seq, self.state = b"", 0, State()
-        self.evidence: Evidence | None = None
-        self.entered: list[Entered] = []
-        self.segments: set[str] = set()
-        self.emit(ev.RunStarted("r", "n", "m", tuple(argv), process.pid, 2, ranks, "127.0.0.1", port, str(log), "p",
-                                "0.5.23", capture=False))  # fmt: skip
-
-    def emit(self, body: ev.Body) -> None:
-        self.seq += 1
-        self.state = reduce(self.state, ev.Event(self.seq, time.time(), body))
-
-    async def look(self) -> tuple[str, ev.Verdict]:
-        lines, self.carry = split_lines(self.log.read(), self.carry)
-        for line in lines:
-            for change in self.tracker.feed(parse(line)):
-                if isinstance(change, Progress):
-                    self.emit(ev.PhaseProgress("r", change.rank, change.phase, change.done, change.total, change.what))
-                else:
-                    self.entered.append(change)
-                    self.emit(ev.PhaseEntered("r", change.rank, change.phase))
-        self.emit(ev.RanksSampled("r", self.sampler.sample()))
-        if self.tracker.ready:
-            self.emit(await self.poll())
-        if self.state.run is None:
-            raise AssertionError("no run")
-        self.evidence = evidence_of(self.state.run, self.tracker, time.time(), before=self.evidence)
-        verdict = diagnose(self.evidence)
-        return status(self.evidence, verdict)[0], verdict
-
-    async def poll(self) -> ev.ThroughputSampled:
-        try:
-            answer = await get_json("127.0.0.1", self.port, LOADS_PATH)
-        except UnavailableError as error:
-            return self.meter.update(None, time.time(), error.message)
-        return self.meter.update(parse_loads(answer), time.time())
-
-    async def until(self, wanted: Callable[[str, ev.Verdict], bool], seconds: float) -> tuple[str, ev.Verdict, float]:
-        """Look until a condition holds; how long that took."""
-        began = time.monotonic()
-        while True:
-            word, verdict = await self.look()
-            took = time.monotonic() - began
-            if wanted(word, verdict):
-                return word, verdict, took
-            assert took < seconds, f"{word}: {verdict} after {took:.0f} s, {self.tracker.phases}"
-            await asyncio.sleep(BEAT)
-
-    def pid(self, rank: str) -> int:
-        return next(sample.pid for sample in self.sampler.sample() if sample.rank == rank)
+def ask(port: int) -> None:
+    """A request that decodes for a while."""
+    body = {"input_ids": list(range(20, 80)), "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with suppress(OSError):
+        urllib.request.urlopen(request, timeout=120).read()
 
 
-@pytest.fixture
-def watch(engine: Engine, tmp_path: Path) -> Iterator[Watch]:
-    """A starting server of two ranks; it and all that it left is gone afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    argv = build_argv(str(engine.python), str(engine.models / "tiny-kimi25"), "127.0.0.1", port, 2, 1, FLAGS, None)
-    env = {
-        **os.environ, "PYTHONPATH": str(engine.shims), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1",
-        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SGLANG_NCCL_SO_PATH": "/nonexistent",
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
-    }  # fmt: skip
-    log = tmp_path / "server.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+async def stop_and_name(watch: Watch, rank: str) -> None:
+    """Stop a rank; it is named in time, and its stacks are looked at."""
+    os.kill(watch.pid(rank), signal.SIGSTOP)
+    word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
+    assert (word, verdict.kind, verdict.rank) == ("HUNG", "straggler", rank)
+    assert verdict.summary.startswith(f"{rank} is stopped. ")
+    assert took <= ACCEPTED
+    watch.note(verdict, took)
+    assert f"resume it: kill -CONT {watch.pid(rank)}, if nobody debugs it" in verdict.advice
+
+
+async def test_a_rank_stopped_or_killed_is_named_within_seconds(engine: Engine, tmp_path: Path) -> None:
+    async with watched(engine, tmp_path) as watch:
+        await watch.until(lambda *_: watch.tracker.phases["TP1"] == "load weights", 120)
+        await stop_and_name(watch, "TP1")
+        # The other rank goes on to the barrier after loading, where the close look finds it.
+        _, verdict, _ = await watch.until(
+            lambda _, verdict: any(line.startswith("stack: TP0") for line in verdict.evidence), 60
         )
-    watched = Watch(process, argv, log, port)
-    try:
-        yield watched
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        watched.log.close()
-        for segment in watched.segments:
-            Path(segment).unlink(missing_ok=True)
+        assert any(line.startswith("a crash (2 of 2 ranks alive)") for line in verdict.ruled_out)
+        os.kill(watch.pid("TP1"), signal.SIGCONT)
+
+        await watch.until(lambda word, _: word == "READY", 120)
+        for rank in ("TP0", "TP1"):
+            order = [ORDER[change.phase] for change in watch.entered if change.rank == rank]
+            assert order == sorted(set(order))
+        assert {"join ranks", "load weights", "after load", "graphs", "warm-up", "ready"} <= {
+            change.phase for change in watch.entered if change.rank == "TP1"
+        }
+        assert (port_holder(watch.port) or "").startswith(f"pid {watch.process.pid} (")
+        assert {sample.rank for sample in watch.sampler.sample()} == {"main", "TP0", "TP1", "detokenizer"}
+        assert "/v1/loads" not in watch.tail().partition("fired up")[2]
+
+        await stop_and_name(watch, "TP1")
+        # The heartbeat alone would have told it too, without a rank: HTTP answers all the while.
+        await watch.until(lambda *_: watch.evidence is not None and heartbeat(watch.evidence) is not None, 30)
+        os.kill(watch.pid("TP1"), signal.SIGCONT)
+        await watch.until(lambda word, _: word == "READY", 30)
+
+        client = threading.Thread(target=ask, args=(watch.port,))
+        client.start()
+        await watch.until(lambda *_: watch.state.run.throughput.running, 30)  # type: ignore[union-attr]
+        await stop_and_name(watch, "TP1")
+        os.kill(watch.pid("TP1"), signal.SIGCONT)
+        await watch.until(lambda word, _: word == "READY", 30)
+
+        os.kill(watch.pid("TP1"), signal.SIGKILL)
+        word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
+        assert (word, verdict.kind, verdict.rank) == ("FAILED", "dead_rank", "TP1")
+        watch.note(verdict, took)
+        client.join()
 
 
-async def test_a_rank_stopped_or_killed_is_named_within_seconds(watch: Watch) -> None:
-    await watch.until(lambda *_: watch.tracker.phases["TP1"] != "import", 120)
-    os.kill(watch.pid("TP1"), signal.SIGSTOP)
-    word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", 10)
-    assert (word, verdict.kind, verdict.rank) == ("HUNG", "straggler", "TP1")
-    assert took < 3
-    os.kill(watch.pid("TP1"), signal.SIGCONT)
+async def test_a_rank_killed_while_it_loads(engine: Engine, tmp_path: Path) -> None:
+    async with watched(engine, tmp_path) as watch:
+        await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", 120)
+        os.kill(watch.pid("TP0"), signal.SIGKILL)
+        word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
+        assert (word, verdict.kind, verdict.rank) == ("FAILED", "dead_rank", "TP0")
+        watch.note(verdict, took)
 
-    await watch.until(lambda word, _: word == "READY", 120)
-    for rank in ("TP0", "TP1"):
-        order = [ORDER[change.phase] for change in watch.entered if change.rank == rank]
-        assert order == sorted(set(order))
-    assert {"join ranks", "load weights", "after load", "graphs", "warm-up", "ready"} <= {
-        change.phase for change in watch.entered if change.rank == "TP1"
-    }
-    assert (port_holder(watch.port) or "").startswith(f"pid {watch.process.pid} (")
-    assert {sample.rank for sample in watch.sampler.sample()} == {"main", "TP0", "TP1", "detokenizer"}
-    watch.segments = shm_segments(process_tree(watch.process.pid))
-    assert any("sglang_loads_" in segment for segment in watch.segments)
-    log = Path(watch.log.name).read_text("utf-8", "replace")
-    assert "/v1/loads" not in log.partition("fired up")[2]
 
-    os.kill(watch.pid("TP1"), signal.SIGSTOP)
-    word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", 10)
-    assert (word, verdict.rank) == ("HUNG", "TP1")
-    assert took < 3
-    # The heartbeat alone would have told it too, without a rank: HTTP answers all the while.
-    await watch.until(lambda *_: watch.evidence is not None and heartbeat(watch.evidence) is not None, 30)
-    os.kill(watch.pid("TP1"), signal.SIGCONT)
-    await watch.until(lambda word, _: word == "READY", 30)
+async def test_all_ranks_stuck_in_their_start(engine: Engine, tmp_path: Path) -> None:
+    async with watched(engine, tmp_path, Launch(env={"SGLANG_TEST_STUCK_SCHEDULER_INIT": "600"})) as watch:
+        verdict = await watch.named("deadlock")
+        assert "TP0 and TP1 stand still" in verdict.summary
+        assert any(line.startswith("stack: TP0: ") and "scheduler.py" in line for line in verdict.evidence)
+        assert any("2 of 2 ranks unmoved in two looks" in line for line in verdict.evidence)
 
-    os.kill(watch.pid("TP1"), signal.SIGKILL)
-    word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", 10)
-    assert (word, verdict.kind, verdict.rank) == ("FAILED", "dead_rank", "TP1")
-    assert took < 3
+
+async def test_one_rank_raises_and_the_other_is_not_blamed(engine: Engine, tmp_path: Path) -> None:
+    async with watched(engine, tmp_path, Launch(fault="load-raises:1")) as watch:
+        verdict = await watch.named("exception")
+        assert verdict.rank == "TP1"
+        assert "a weight of layer 3 has the wrong shape" in verdict.summary
+
+
+async def test_the_model_forgets_the_states_in_its_forward_pass(engine: Engine, tmp_path: Path) -> None:
+    async with watched(engine, tmp_path, Launch(fault="forward-forgets", layers=(2, 3, 4))) as watch:
+        verdict = await watch.named("capture_patch")
+        assert any("too many values to unpack" in line for line in verdict.evidence)
+
+
+async def test_a_lock_that_nobody_holds_then_one_that_is_held_then_a_compiler_at_work(
+    engine: Engine, tmp_path: Path
+) -> None:
+    lock = tmp_path / "extensions" / "kimi_slow" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    launch = Launch(fault="compiles", env={"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")})
+    async with watched(engine, tmp_path, launch) as watch:
+        verdict = await watch.named("lock_wait")
+        assert verdict.rank in ("TP0", "TP1")
+        assert "a dead process left behind" in verdict.summary
+        assert any(f"rm {lock}" in line for line in verdict.advice)
+
+        with lock.open():
+            _, verdict, took = await watch.until(lambda _, verdict: "holds" in verdict.summary, 60)
+            assert verdict.kind == "lock_wait"
+            assert f"pid {os.getpid()} (" in verdict.summary
+            watch.note(verdict, took)
+        lock.unlink()
+        word, verdict, took = await watch.until(lambda _, verdict: verdict.kind == "compiling", 60)
+        assert (word, verdict.kind) == ("SLOW", "compiling")
+        assert verdict.rank in ("TP0", "TP1")
+        watch.note(verdict, took)
+
+
+async def test_taken_ports_are_told_before_the_server_gets_there(engine: Engine, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for launch in (Launch(port=port), Launch(flags=("--dist-init-addr", f"127.0.0.1:{port}"))):
+            async with watched(engine, tmp_path, launch) as watch:
+                verdict = await watch.named("port_in_use", 60)
+                assert f"pid {os.getpid()} (" in verdict.summary
+                assert str(port) in verdict.summary
+
+
+async def test_a_missing_tokenizer(engine: Engine, tmp_path: Path) -> None:
+    model = copy_of(engine.models / "tiny-llama", tmp_path / "model", without="token")
+    async with watched(engine, tmp_path, Launch(model=str(model), tp=1)) as watch:
+        verdict = await watch.named("exception")
+        assert any("tokenizer" in line for line in verdict.advice)
+
+
+async def test_a_proxy_in_the_environment_that_swallows_the_warm_up(engine: Engine, tmp_path: Path) -> None:
+    proxies = {"http_proxy": "http://user:secret@127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    async with watched(engine, tmp_path, Launch(model="tiny-llama", tp=1, env=proxies)) as watch:
+        verdict = await watch.named("proxy")
+        assert "http_proxy" in verdict.summary
+        assert "secret" not in repr(verdict)
+
+
+async def test_a_capture_plugin_that_sglang_does_not_load(engine: Engine, tmp_path: Path) -> None:
+    launch = Launch(plugin=True, env={"SGLANG_PLUGINS": "another"})
+    async with watched(engine, tmp_path, launch) as watch:
+        verdict = await watch.named("plugin_missing")
+        assert "TP0" in verdict.summary
+
+
+def copy_of(model: Path, to: Path, without: str = "") -> Path:
+    """A copy of a model's directory, by links, without the files whose name holds a word."""
+    to.mkdir()
+    for file in model.iterdir():
+        if not without or without not in file.name:
+            (to / file.name).symlink_to(file.resolve())
+    return to
+
+
+async def test_nothing_is_said_of_a_good_start(engine: Engine, tmp_path: Path) -> None:
+    said: list[str] = []
+    async with watched(engine, tmp_path, Launch(model="tiny-llama", tp=1)) as watch:
+
+        def ready(word: str, verdict: object) -> bool:
+            said.append(getattr(verdict, "kind", ""))
+            return word == "READY"
+
+        await watch.until(ready, 150)
+        await asyncio.sleep(3)
+        word, verdict = await watch.look()
+        assert (word, verdict.kind) == ("READY", "none")
+    assert set(said) == {"none"}

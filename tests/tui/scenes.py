@@ -154,7 +154,7 @@ def hung() -> Journal:
     sampled(journal, 420, cpu=0.0, states={"TP1": "T"})
     journal.add(420, ev.StatusChanged(RUN, "HUNG", "TP1 is stopped"))
     return journal.add(421, ev.VerdictChanged(RUN, ev.Verdict(
-        "deadlock", "All other ranks wait for TP1 in the barrier after loading.", "TP1", 0.95,
+        "straggler", "TP1 is stopped. All other ranks wait for TP1 in the barrier after loading.", "TP1", 0.95,
         ("proc TP1 pid 41231 state T (stopped) for 4:05", "stack TP0: monitored_barrier ← post_load"),
         ("a crash (8 of 8 ranks alive)", "compilation (no nvcc)"),
         ("resume it: kill -CONT 41231 on gpu-07 — or s to stop the run.",),

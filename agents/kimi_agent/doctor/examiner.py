@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,8 @@ FIRST: Final = 2.0
 """Seconds after the launch at which ports and disks are looked at once."""
 FACTS_PERIOD: Final = 15.0
 """Seconds between two looks without stacks at a start that stands still."""
+SOONEST: Final = 5.0
+"""Seconds between two looks with stacks when the situation has changed."""
 STACKS_PERIOD: Final = 60.0
 """Seconds between two looks with stacks at the same situation."""
 QUIET: Final = 10.0
@@ -78,9 +81,9 @@ class Examiner:
             return
         now = time.monotonic()
         situation = (verdict.kind, verdict.rank, evidence.phase)
-        if wants_stacks(evidence, verdict) and (
-            situation != self._situation or now - self._last_stacks > STACKS_PERIOD
-        ):
+        fresh = evidence.fresh
+        known = fresh is not None and bool(fresh.first) and situation == self._situation
+        if wants_stacks(evidence, verdict) and now - self._last_stacks > (STACKS_PERIOD if known else SOONEST):
             self._situation, self._last_stacks = situation, now
             self._begin(evidence, stacks=True)
         elif wants_facts(evidence, verdict, self._deep is None, self._began) and now - self._last > FACTS_PERIOD:
@@ -114,9 +117,9 @@ class Examiner:
             sockets=str(self._sockets) if self._sockets is not None else None,
             serving=evidence.ready or evidence.phase == WARM_UP,
         )
-        self._looking = asyncio.create_task(self._look(request))
+        self._looking = asyncio.create_task(self._look(request, evidence.fresh))
 
-    async def _look(self, request: Request) -> None:
+    async def _look(self, request: Request, before: Deep | None) -> None:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         child = await asyncio.create_subprocess_exec(
@@ -125,22 +128,38 @@ class Examiner:
             limit=1 << 22,
         )  # fmt: skip
         try:
-            await asyncio.wait_for(self._take(child, request), DEADLINE)
+            await asyncio.wait_for(self._take(child, request, before), DEADLINE)
         except (asyncio.TimeoutError, OSError, msgspec.DecodeError) as error:
             log.warning("the close look ended without an answer: %s", error or "deadline")
         finally:
-            if child.returncode is None:
-                child.kill()
+            await _end(child)
 
-    async def _take(self, child: asyncio.subprocess.Process, request: Request) -> None:
-        """Send the request; keep each answer as it comes, the later one holds the second stacks."""
+    async def _take(self, child: asyncio.subprocess.Process, request: Request, before: Deep | None) -> None:
+        """Send the request; keep each answer as it comes, the later one holds the second stacks.
+
+        A look without stacks keeps those of `before`, which the run has not moved since.
+        """
         if child.stdin is None or child.stdout is None:
             raise OSError("no pipe")
         child.stdin.write(msgspec.json.encode(request))
         child.stdin.close()
         while line := await child.stdout.readline():
-            self._deep = msgspec.json.decode(line, type=Deep)
+            found = msgspec.json.decode(line, type=Deep)
+            if not request.ranks and before is not None and before.first:
+                found = replace(found, time=before.time, first=before.first, second=before.second)
+            self._deep = found
         await child.wait()
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Kill a child that still runs; one in an uninterruptible read is left to the kernel."""
+    if child.returncode is not None:
+        return
+    child.kill()
+    try:
+        await asyncio.wait_for(child.wait(), 1.0)
+    except asyncio.TimeoutError:
+        log.warning("the close look's process %d does not end", child.pid)
 
 
 def wants_stacks(evidence: Evidence, verdict: Verdict) -> bool:

@@ -150,4 +150,5 @@ def unchecked(evidence: Evidence) -> list[str]:
     deep = evidence.fresh
     if deep is None:
         return [*lines, "stack: not checked yet"]
-    return lines + [f"{skip.what.replace(' of ', ' ')}: not checked: {skip.why}" for skip in deep.skipped]
+    lines += [f"{skip.what.replace(' of ', ' ')}: not checked: {skip.why}" for skip in deep.skipped]
+    return lines if deep.first or deep.why_not("stack") is not None else [*lines, "stack: not checked yet"]

@@ -17,13 +17,20 @@ def _depends(view: View) -> tuple[object, ...]:
 
 
 def headline(verdict: Verdict, status: str) -> Line:
-    """`✖ HUNG  dead rank TP1`."""
+    """`✖ HUNG  TP1 is stopped`: a summary's first sentence where more follow, else kind and rank."""
     glyph, role = GLYPHS.get(status, ("·", "plain"))
     if status not in ("SLOW", "HUNG", "FAILED"):
         glyph, role = "⚠", "warn"
     word = "SLOW, NOT HUNG" if status == "SLOW" else status
+    first, rest = sentences(verdict)
     kind = verdict.kind.replace("_", " ") + (f" {verdict.rank}" if verdict.rank else "")
-    return [(f"{glyph} {word}", role), (f"  {kind}", "bright")]
+    return [(f"{glyph} {word}", role), (f"  {first if rest else kind}", "bright")]
+
+
+def sentences(verdict: Verdict) -> tuple[str, str]:
+    """The summary's first sentence, and what follows it."""
+    first, _, rest = verdict.summary.partition(". ")
+    return first, rest
 
 
 def one_line(view: View, cells: int) -> Line:
@@ -35,7 +42,8 @@ def one_line(view: View, cells: int) -> Line:
         return [(" nothing runs", "dim")]
     if run.verdict is None or run.verdict.kind == "none":
         return crop([(f" {run.status_reason or 'no problem seen'}", "dim")], cells)
-    line = [(" ", "plain"), *headline(run.verdict, run.status), (f"  {run.verdict.summary}", "plain")]
+    first, rest = sentences(run.verdict)
+    line = [(" ", "plain"), *headline(run.verdict, run.status), (f"  {rest or first}", "plain")]
     return crop(line, cells)
 
 
@@ -56,7 +64,8 @@ def _verdict(view: View, width: int, height: int) -> list[Line]:
         return _quiet(view, width)
     confidence: Line = [(f"confidence {verdict.confidence:.2g} ", "dim")]
     lines = [spread([(" ", "plain"), *headline(verdict, run.status)], confidence, width)]
-    lines += paragraphs(verdict.summary, "bright", width, "   " if width > 80 else " ")
+    first, rest = sentences(verdict)
+    lines += paragraphs(rest or first, "bright", width, "   " if width > 80 else " ")
     advice = _labelled("Do", verdict.advice, "accent", "plain", width)
     ruled_out = _labelled("not", (" · ".join(verdict.ruled_out),) if verdict.ruled_out else (), "dim", "dim", width)
     room = height - len(lines) - len(advice)
@@ -110,7 +119,7 @@ WHY = PaneSpec(
     (
         ("verdict", "the agent's doctor, from the log, /proc, NVML, stacks and ports; it never stops anything"),
         ("confidence", "0 to 1: how surely the evidence separates this cause from the others"),
-        ("log proc nvml stack port plugin", "where a line of evidence was read"),
+        ("log proc nvml stack port", "where a line of evidence was read; so are plugin, lock, disk, kernel, cgroup"),
         ("not", "causes that were checked and ruled out, each with its reason"),
         ("Do", "what helps; d shows everything in full"),
     ),

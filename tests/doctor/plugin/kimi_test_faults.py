@@ -1,0 +1,50 @@
+"""A plugin of SGLang's own kind that brings real faults into a real server, as `KIMI_TEST_FAULT` names them.
+
+load-raises[:RANK]   the model runner raises after it has loaded the weights, in one tensor rank or in all
+forward-raises       the first forward pass raises, which is the warm-up's
+forward-forgets      the model returns no auxiliary states, as a patched model does that forgets a forward mode
+compiles             after loading, a C++ extension is built by torch's own just-in-time build, under its lock
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parent / "slow_to_compile.cpp"
+
+
+def register() -> None:
+    """Hook what the fault needs."""
+    fault, _, rank = os.environ.get("KIMI_TEST_FAULT", "").partition(":")
+    if not fault:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415 - only SGLang has it
+
+    def chosen(runner: Any) -> bool:
+        return not rank or runner.tp_rank == int(rank)
+
+    def load_raises(result: object, runner: Any, *others: object, **options: object) -> None:
+        if chosen(runner):
+            raise ValueError("a weight of layer 3 has the wrong shape")
+
+    def forward_raises(result: object, runner: Any, *others: object, **options: object) -> None:
+        raise RuntimeError("the first forward pass failed")
+
+    def forgets(original: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        return result[0] if isinstance(result, tuple) else result
+
+    def compiles(result: object, runner: Any, *others: object, **options: object) -> None:
+        from torch.utils.cpp_extension import load  # noqa: PLC0415 - only SGLang's processes have it
+
+        load(name="kimi_slow", sources=[str(SOURCE)], is_python_module=False)
+
+    runner = "sglang.srt.model_executor.model_runner.ModelRunner"
+    model = "sglang.srt.models.deepseek_v2.DeepseekV2Model.forward"
+    faults = {
+        "load-raises": (f"{runner}.load_model", load_raises, HookType.AFTER),
+        "forward-raises": (f"{runner}.forward", forward_raises, HookType.AFTER),
+        "forward-forgets": (model, forgets, HookType.AROUND),
+        "compiles": (f"{runner}.load_model", compiles, HookType.AFTER),
+    }
+    HookRegistry.register(*faults[fault])
