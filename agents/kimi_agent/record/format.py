@@ -1,7 +1,7 @@
 """The recording's schema: the one place that knows how its file is laid out.
 
 A recording is an SQLite database. An event's *place* is its index in the recording, from 0, over every journal that
-was recorded into it. A block holds the wire's lines of consecutive events, compressed; a checkpoint holds the state
+was recorded into it. A block holds consecutive events, compressed; a checkpoint holds the state
 before the event at its place, compressed against the state of its `base` checkpoint; a mark is an event that an
 operator looks for.
 """
@@ -28,10 +28,10 @@ CHECKPOINT_EVENTS: Final = 512
 """Seeking folds no more events than this."""
 FULL_EVERY: Final = 64
 """One checkpoint of so many is complete; the others are compressed against it."""
-LEVEL: Final = 3
+LEVEL: Final = 1
 """Of zstd, where events come by the million."""
 SLOW_LEVEL: Final = 9
-"""Where they come by the dozen: a quarter smaller, four times the work."""
+"""Where they come by the dozen: a tenth smaller, eight times the work."""
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

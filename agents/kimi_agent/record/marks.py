@@ -16,7 +16,7 @@ from kimi_agent.model.events import (
 )
 from kimi_agent.record.format import Mark
 
-MARKING: Final = (RunStarted, StatusChanged, PhaseEntered, VerdictChanged, DumpSampled, RunExited, Note, Gap)
+MARKING: Final = frozenset({RunStarted, StatusChanged, PhaseEntered, VerdictChanged, DumpSampled, RunExited, Note, Gap})
 BAD: Final = frozenset({"HUNG", "FAILED"})
 
 

@@ -15,13 +15,12 @@ import zstandard
 from kimi_agent.model.events import Event, LogLines, Snapshot
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
+from kimi_agent.record.block import Block, unpack
 from kimi_agent.record.format import MOST_BYTES, Mark, RecordingError, check, damaged, is_recording
 from kimi_agent.record.states import decode_state, fingerprint
-from kimi_agent.wire.codec import WireError, decode_lenient, time_of
+from kimi_agent.wire.codec import WireError, decode_lenient
 
-_LOG: Final = (b'"k":"log"', b'"k":"snapshot"')
-_HEAD: Final = 80
-"""Bytes at a line's beginning in which its kind stands."""
+_LOG: Final = (b',"k":"log"', b',"k":"snapshot"')
 
 
 class Recording:
@@ -68,12 +67,13 @@ class Recording:
     def lines(self, place: int = 0) -> Iterator[list[bytes]]:
         """The wire's lines of the events from a place on, block by block."""
         for first, data in self._from(place):
-            yield self._unpacked(data)[max(0, place - first) :]
+            yield self._unpacked(data).lines(max(0, place - first))
 
     def batches(self, place: int = 0) -> Iterator[list[Event]]:
         """The events from a place on, block by block."""
-        for lines in self.lines(place):
-            yield self._events(lines)
+        for first, data in self._from(place):
+            block = self._unpacked(data)
+            yield [self._event(block, index) for index in range(max(0, place - first), len(block))]
 
     def event(self, place: int) -> Event:
         """One event.
@@ -81,17 +81,18 @@ class Recording:
         Raises:
             RecordingError: there is none at this place.
         """
-        first, lines = self._around(place)
-        return self._events(lines[place - first : place - first + 1])[0]
+        first, block = self._around(place)
+        return self._event(block, place - first)
 
     def state(self, place: int) -> State:
         """The state after all events before `place`: the nearest checkpoint, and what came since."""
         at, state = self._checkpoint(place)
         while at < place:
-            first, lines = self._around(at)
-            for event in self._events(lines[at - first : place - first]):
-                state = resume(state, event)
-            at = min(place, first + len(lines))
+            first, block = self._around(at)
+            stop = min(place, first + len(block))
+            for index in range(at - first, stop - first):
+                state = resume(state, self._event(block, index))
+            at = stop
         self._near = (place, state)
         return state
 
@@ -100,11 +101,8 @@ class Recording:
         row = self._row("SELECT place FROM blocks WHERE begin <= ? ORDER BY begin DESC, place DESC LIMIT 1", time)
         if row is None:
             return 0
-        first, lines = self._around(row[0])
-        try:
-            return first + sum(1 for line in lines if time_of(line) <= time)
-        except WireError as error:
-            raise damaged(self.path, error.message) from error
+        first, block = self._around(row[0])
+        return first + sum(1 for then in block.times if then <= time)
 
     def marks(self, after: int = -1) -> list[Mark]:
         """The marks beyond a place, in order."""
@@ -118,13 +116,13 @@ class Recording:
         have = 0
         query = "SELECT place FROM blocks WHERE run = ? AND lines > 0 AND place < ? ORDER BY place DESC"
         for (first,) in self._rows(query, row[0] if row else 0, place):
-            for line in reversed(self._around(first)[1][: place - first]):
-                event = self._events([line])[0] if _is_log(line) else None
-                if event is not None and isinstance(event.body, LogLines | Snapshot):
-                    kept.appendleft((event.body.first, event.body.lines))
-                    have += len(event.body.lines)
-                    if have >= count or isinstance(event.body, Snapshot):
-                        return _joined(kept, count)
+            block = self._around(first)[1]
+            for index in reversed(range(min(len(block), place - first))):
+                if (body := self._log_body(block, index)) is not None:
+                    kept.appendleft((body.first, body.lines))
+                    have += len(body.lines)
+                if have >= count:
+                    return _joined(kept, count)
         return _joined(kept, count)
 
     def find(self, matches: Callable[[str], object], place: int, *, backward: bool = False) -> int | None:
@@ -132,14 +130,11 @@ class Recording:
         order, beyond = ("DESC", "place < ?") if backward else ("", "place + events > ?")
         query = f"SELECT place FROM blocks WHERE lines > 0 AND {beyond} ORDER BY place {order}"  # noqa: S608
         for (first,) in self._rows(query, place):
-            lines = self._around(first)[1]
-            within = (
-                range(first, min(place, first + len(lines)))
-                if backward
-                else range(max(place, first), first + len(lines))
-            )
-            for at in reversed(within) if backward else within:
-                if _is_log(lines[at - first]) and self._matches(lines[at - first], matches):
+            block = self._around(first)[1]
+            end = first + len(block)
+            for at in reversed(range(first, min(place, end))) if backward else range(max(place, first), end):
+                body = self._log_body(block, at - first)
+                if body is not None and any(map(matches, body.lines)):
                     return at
         return None
 
@@ -157,24 +152,31 @@ class Recording:
             place = max(place, row[0] + row[2])
             begin = (place,)
 
-    def _around(self, place: int) -> tuple[int, list[bytes]]:
-        """The block with this place: its first place and its lines."""
+    def _around(self, place: int) -> tuple[int, Block]:
+        """The block with this place, and its first place."""
         row = self._row("SELECT place, events FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
         if row is None or place >= row[0] + row[1]:
             raise damaged(self.path, f"event {place} is not there")
         return row[0], self._block(*row)
 
-    def _read(self, place: int, count: int) -> list[bytes]:
-        lines = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place))
-        if len(lines) < count:
+    def _read(self, place: int, count: int) -> Block:
+        """A block; one that has grown since it was counted is read again under its new count."""
+        block = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place))
+        if len(block) < count:
             raise damaged(self.path, f"the block at event {place} is too short")
-        return lines[:count]
+        return block
 
-    def _events(self, lines: list[bytes]) -> list[Event]:
+    def _event(self, block: Block, index: int) -> Event:
         try:
-            return list(map(decode_lenient, lines))
+            return decode_lenient(block.line(index))
         except WireError as error:
             raise damaged(self.path, error.message) from error
+
+    def _log_body(self, block: Block, index: int) -> LogLines | Snapshot | None:
+        if not block.rests[index].startswith(_LOG):
+            return None
+        body = self._event(block, index).body
+        return body if isinstance(body, LogLines | Snapshot) else None
 
     def _checkpoint(self, place: int) -> tuple[int, State]:
         """The nearest state that is known at or before a place."""
@@ -194,15 +196,11 @@ class Recording:
         except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise damaged(self.path, error) from error
 
-    def _unpacked(self, data: Any) -> list[bytes]:
+    def _unpacked(self, data: Any) -> Block:
         try:
-            return _unpack(data).split(b"\n")
+            return unpack(_unpack(data))
         except (zstandard.ZstdError, ValueError) as error:
             raise damaged(self.path, error) from error
-
-    def _matches(self, line: bytes, matches: Callable[[str], object]) -> bool:
-        body = self._events([line])[0].body
-        return isinstance(body, LogLines | Snapshot) and any(map(matches, body.lines))
 
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         try:
@@ -241,11 +239,6 @@ def _unpack(data: Any, near: zstandard.ZstdCompressionDict | None = None) -> byt
     if not isinstance(data, bytes) or not 0 <= zstandard.frame_content_size(data) <= MOST_BYTES:
         raise ValueError("a block is not a frame of a recording")
     return zstandard.ZstdDecompressor(dict_data=near).decompress(data)
-
-
-def _is_log(line: bytes) -> bool:
-    head = line[:_HEAD]
-    return any(kind in head for kind in _LOG)
 
 
 def _joined(kept: Sequence[tuple[int, Sequence[str]]], count: int) -> tuple[int, list[str]]:

@@ -9,9 +9,10 @@ from typing import Final
 import zstandard
 
 from kimi_agent import __version__
-from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
+from kimi_agent.model.events import Body, Event, LogLines, RunStarted, Snapshot
 from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import State
+from kimi_agent.record.block import REST, pack
 from kimi_agent.record.format import (
     APPLICATION_ID,
     BLOCK_BYTES,
@@ -31,7 +32,8 @@ from kimi_agent.record.states import encode_state, fingerprint
 
 FLUSH_PERIOD: Final = 1.0
 """Seconds after which a caller flushes: the most that a crash can lose."""
-STARTING: Final = (RunStarted, Snapshot)
+STARTING: Final = frozenset({RunStarted, Snapshot})
+LOGGING: Final = frozenset({LogLines, Snapshot})
 
 
 class RecordingWriter:
@@ -57,9 +59,9 @@ class RecordingWriter:
         self._base = self._since_full = 0
         self._checkpoints: list[tuple[int, State]] = []
         self._checkpointed = -1
-        self._lines: list[bytes] = []
+        self._events: list[Event] = []
+        self._rests: list[bytes] = []
         self._bytes = self._log = 0
-        self._begin = self._end = 0.0
         self._seq = 0
         self._unwritten = False
         try:
@@ -127,10 +129,9 @@ class RecordingWriter:
 
     def _cuts(self, events: Sequence[Event]) -> list[int]:
         """Where another run, and so another log, begins: there a new block begins, too."""
-        cuts = [
-            index for index, event in enumerate(events)
-            if type(event.body) in STARTING and not getattr(event.body, "adopted", False)
-        ]  # fmt: skip
+        cuts: list[int] = []
+        if not {type(event.body) for event in events}.isdisjoint(STARTING):
+            cuts = [index for index, event in enumerate(events) if _starts(event.body)]
         if self._seq >= events[0].seq or events[-1].seq - events[0].seq != len(events) - 1:
             seqs = [self._seq, *(event.seq for event in events)]
             cuts = sorted({*cuts, *(index for index in range(len(events)) if seqs[index + 1] <= seqs[index])})
@@ -143,34 +144,34 @@ class RecordingWriter:
             self._run += 1
 
     def _add(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
-        if len(self._lines) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
+        if len(self._events) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
             self._seal()
-        place = self._sealed + len(self._lines)
-        if not self._lines:
-            self._begin = events[0].time
-        if not self._lines or place - self._checkpointed >= CHECKPOINT_EVENTS:
+        place = self._sealed + len(self._events)
+        if not self._events or place - self._checkpointed >= CHECKPOINT_EVENTS:
             self._checkpoints.append((place, before))
             self._checkpointed = place
-        for index, event in enumerate(events):
-            if type(event.body) in MARKING and (mark := self._marker.mark(place + index, event)) is not None:
-                self._marks.append(mark)
-        self._log += sum(len(event.body.lines) for event in events if isinstance(event.body, LogLines | Snapshot))
-        self._lines += lines
+        kinds = {type(event.body) for event in events}
+        if not kinds.isdisjoint(MARKING):
+            found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
+            self._marks += [mark for mark in found if mark is not None]
+        if not kinds.isdisjoint(LOGGING):
+            self._log += sum([len(event.body.lines) for event in events if type(event.body) in LOGGING])  # type: ignore[union-attr]
+        self._events += events
+        self._rests += [line[line.index(REST) :] for line in lines]
         self._bytes += sum(map(len, lines))
-        self._end = events[-1].time
         self._unwritten = True
 
     def _seal(self) -> None:
         """End the block: the next event begins another."""
-        if not self._lines:
+        if not self._events:
             return
         self.flush()
-        self._sealed += len(self._lines)
-        self._lines, self._bytes, self._log = [], 0, 0
+        self._sealed += len(self._events)
+        self._events, self._rests, self._bytes, self._log = [], [], 0, 0
 
     def _write(self) -> None:
-        data = self._compressor.compress(b"\n".join(self._lines))
-        block = (self._sealed, len(self._lines), self._begin, self._end, self._run, self._log, data)
+        events, data = self._events, self._compressor.compress(pack(self._events, self._rests))
+        block = (self._sealed, len(events), events[0].time, events[-1].time, self._run, self._log, data)
         marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
         try:
             with _transaction(self._database) as database:
@@ -197,6 +198,11 @@ class RecordingWriter:
     def _failed(self, error: Exception) -> RecordingError:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return RecordingError(f"cannot record to {self.path}: {why}", "Free space, or choose another file.")
+
+
+def _starts(body: Body) -> bool:
+    """Whether another log begins with an event."""
+    return isinstance(body, Snapshot) or (isinstance(body, RunStarted) and not body.adopted)
 
 
 @contextmanager
