@@ -1,15 +1,34 @@
 """Host memory for rows, taken once and used again: a first-fit allocator over a few large regions.
 
+The regions are shared memory without a name, so that the process that writes the shards reads the rows where they are.
 One thread takes; memory comes back by itself, from whatever thread, when the last user of an extent lets go of it.
 """
 
+import mmap
+import os
 import queue
 from typing import TYPE_CHECKING, Final
+
+from kimi_capture.format import Array
 
 if TYPE_CHECKING:
     import torch
 
 PAGE: Final = 4096
+
+
+class Region:
+    """Shared memory that goes with the last process that has it."""
+
+    def __init__(self, size: int) -> None:
+        """Raises OSError when the kernel has not that much."""
+        import torch  # noqa: PLC0415 - the writer of shards works without it
+
+        self.fd = os.memfd_create("kimi-capture", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size)
+        self.memory: torch.Tensor = torch.frombuffer(mmap.mmap(self.fd, size), dtype=torch.uint8)
+        """[bytes] uint8."""
+        self.first: int = self.memory.data_ptr()
 
 
 class Extent:
@@ -30,21 +49,30 @@ class Extent:
 
 
 class Arena:
-    """Regions of host memory. `take`, `wait` and `add` are for one thread at a time."""
+    """Regions of host memory. `take`, `wait` and `add` are for one thread at a time, `locate` for any."""
 
     def __init__(self) -> None:
         self.size = 0
         """Bytes of all regions."""
-        self._regions: list[torch.Tensor] = []
+        self.regions: list[Region] = []
+        """They stay for the life of the process."""
         self._free: list[list[tuple[int, int]]] = []
         """For each region its free ranges (start, end), in order, none next to another."""
         self._returned: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
 
-    def add(self, region: "torch.Tensor") -> None:
-        """Take over a region, [bytes] uint8."""
-        self._regions.append(region)
-        self._free.append([(0, len(region) // PAGE * PAGE)])
-        self.size += len(region)
+    def add(self, region: Region) -> None:
+        """Take over a region."""
+        self._free.append([(0, len(region.memory) // PAGE * PAGE)])
+        self.regions.append(region)
+        self.size += len(region.memory)
+
+    def locate(self, array: Array) -> tuple[int, int] | None:
+        """In which region a contiguous array lies, and its first byte there; None when it lies elsewhere."""
+        address: int = array.__array_interface__["data"][0]
+        for number, region in enumerate(self.regions):
+            if region.first <= address and address + array.nbytes <= region.first + len(region.memory):
+                return number, address - region.first
+        return None
 
     def take(self, size: int) -> Extent | None:
         """`size` bytes that begin at a page, or None when no region has that much in one piece."""
@@ -55,7 +83,7 @@ class Arena:
             for index, (start, end) in enumerate(ranges):
                 if end - start >= need:
                     ranges[index : index + 1] = [(start + need, end)] if end - start > need else []
-                    memory = self._regions[number][start : start + size]
+                    memory = self.regions[number].memory[start : start + size]
                     return Extent(memory, (number, start, start + need), self._returned)
         return None
 

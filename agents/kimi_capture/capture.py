@@ -6,19 +6,21 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from kimi_capture import __version__
 from kimi_capture.claim import StoreError
 from kimi_capture.control import Control, Refused, stacks, write_atomically
-from kimi_capture.dump import Dump, Limits, inside, tokens_of
+from kimi_capture.dump import MIB, Dump, Limits, inside, tokens_of
 from kimi_capture.facts import Facts, read_facts, text_model
 from kimi_capture.format import PRE_NORM_RMS, Manifest
 from kimi_capture.guard import Guard
 from kimi_capture.modes import Modes, mode_of, rows_given
 from kimi_capture.norm import FinalNorm
 from kimi_capture.rows import EMBEDDINGS, MULTIMODAL, Ledger, Piece
+from kimi_capture.scribe import Scribe
 from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import Stager
 from kimi_capture.store import Store
@@ -87,8 +89,8 @@ class Capture:
             )
         held = 0.0
         if dump is not None and active and pieces:
-            held = self._stage(dump, output, batch, pieces)
             self._checker.keep(rows, pieces, output.logits_output.next_token_logits)
+            held = self._stage(dump, output, batch, pieces)
         elif self._stager.device is None and batch.input_ids is not None:
             self._stager.device = batch.input_ids.device
         self._norm.forget()
@@ -166,15 +168,20 @@ class Capture:
                 running = f"dump {self._dump.manifest.dump} is {self._dump.state}"
                 raise Refused("already-dumping", running, "stop it first")
             self._dump.stop(0)
+        limits = Limits.from_environment()
         try:
-            store = Store(directory, facts.rank, self._manifest(facts, name), resume=resume)
+            self._stager.prepare(limits.arena, len(facts.boundaries), facts.hidden_size, facts.dtype)
+        except (OSError, RuntimeError) as error:
+            hint = "give KIMI_CAPTURE_WAITING_MIB in [env] less"
+            raise Refused("no-memory", f"{limits.arena // MIB} MiB of memory cannot be had: {error}", hint) from error
+        try:
+            start = partial(Scribe, self._stager.arena)
+            store = Store(directory, facts.rank, self._manifest(facts, name), resume=resume, start=start)
         except StoreError as error:
             raise Refused(error.slug, error.message, error.hint) from error
         except OSError as error:
             raise Refused("cannot-write", f"{directory} cannot be written: {error.strerror}") from error
         self.guard.reset()
-        limits = Limits.from_environment()
-        self._stager.prepare(limits.arena, len(facts.boundaries), facts.hidden_size, facts.dtype)
         if self._stager.problem:
             self.guard.note(self._stager.problem)
         self._checker.reset()
@@ -182,7 +189,14 @@ class Capture:
         with self._lock:
             self._cost, self._cost_steps = 0.0, 0
             self._dump = Dump(
-                self._ledger, self._lock, store, row_bytes=size, limits=limits, guard=self.guard, checker=self._checker
+                self._ledger,
+                self._lock,
+                store,
+                stager=self._stager,
+                row_bytes=size,
+                limits=limits,
+                guard=self.guard,
+                checker=self._checker,
             )
 
     def _manifest(self, facts: Facts, name: str) -> Manifest:
@@ -207,7 +221,7 @@ class Capture:
         if dump.manifest.pre_norm is not None:
             rows = len(source["last_hidden_state"])
             source[PRE_NORM_RMS] = self._norm.take(rows, replayed=output.can_run_graph)
-        if reason := dump.stage(self._stager, source, pieces):
+        if reason := dump.stage(source, pieces):
             with self._lock:
                 for rid in batch.rids:
                     self._ledger.shed(rid, reason)

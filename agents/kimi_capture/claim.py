@@ -72,13 +72,21 @@ class Claim:
         except HeldError as error:
             raise StoreError(str(error), "wait until it has ended, or give the dump another name", "held") from error
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What holds the locks: a process that has them holds the directory as well."""
+        return self._descriptors
+
     def release(self) -> None:
         """Let others have the directory; nothing may be written after."""
         self._stack.close()
 
     def _hold(self, found: Manifest, run: str) -> None:
-        self._stack.callback(os.close, hold_directory(self.directory, exclusive=False))
-        self._stack.callback(WriterLock(self.directory, self.prefix, run).release)
+        directory = hold_directory(self.directory, exclusive=False)
+        self._stack.callback(os.close, directory)
+        lock = WriterLock(self.directory, self.prefix, run)
+        self._stack.callback(lock.release)
+        self._descriptors = directory, lock.fd
 
     def _refuse_shards(self) -> None:
         if any(self.directory.glob(f"{self.prefix}*.safetensors")):

@@ -15,7 +15,7 @@ import xxhash
 from kimi_capture.format import Array
 
 WINDOW: Final = 32 << 20
-"""Bytes of one write: few and large, since a thread gets the interpreter back late where the engine's loop spins."""
+"""Bytes of one write: few and large, and a committer for each core would still fit into memory."""
 SECTOR: Final = 4096
 """What O_DIRECT wants addresses, offsets and lengths to be multiples of; enough for every disk there is."""
 

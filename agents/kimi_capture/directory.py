@@ -85,11 +85,11 @@ class WriterLock:
     def __init__(self, directory: Path, prefix: str, run: str = "") -> None:
         """Take it. Raises HeldError when another process has it, OSError when the lock file cannot be made."""
         self._path = directory / f".{prefix.removesuffix('-')}{_LOCK}"
-        self._fd = self._take()
+        self.fd = self._take()
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "run": run}
         try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps(holder).encode(), 0)
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, json.dumps(holder).encode(), 0)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # the lock counts, its text only names the holder
                 self.release()
@@ -98,7 +98,7 @@ class WriterLock:
     def release(self) -> None:
         """Let go of it; its file goes with it, so that one which stays behind tells of a killed writer."""
         self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        os.close(self.fd)
 
     def _take(self) -> int:
         while True:

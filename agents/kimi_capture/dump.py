@@ -3,22 +3,24 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kimi_capture.chunk import Chunk
 from kimi_capture.format import Array, Manifest
 from kimi_capture.guard import Guard
 from kimi_capture.rows import DISK_FULL, DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger, Piece
 from kimi_capture.selfcheck import Checker
-from kimi_capture.staging import REGION, Chunk, Stager
+from kimi_capture.staging import REGION, Block, Stager, Tensors, span
 from kimi_capture.store import Store
 from kimi_capture.writer import GIB, Finished, Writer
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 MIB: Final = 1 << 20
 MAX_ERRORS: Final = 20
@@ -58,13 +60,16 @@ class Dump:
     """A dump from `start` to `stopped`. Owns the ledger's accounts for that time; `lock` guards the ledger."""
 
     def __init__(
-        self, ledger: Ledger, lock: threading.Condition, store: Store, *, row_bytes: int, limits: Limits, guard: Guard,
-        checker: Checker | None = None,
+        self, ledger: Ledger, lock: threading.Condition, store: Store, *, stager: Stager, row_bytes: int,
+        limits: Limits, guard: Guard, checker: Checker | None = None,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._lock = lock
         self._row_bytes = row_bytes
         self._checker = checker
+        self._stager = stager
+        self._block: Block | None = None
+        """Rows of small steps that are not on their way yet; the hooks' thread's."""
         self._limits = limits
         self._state = "writing"
         self._errors: list[str] = []
@@ -102,11 +107,19 @@ class Dump:
         return STAGING_FULL if uncommitted > self._limits.memory else None
 
     def put(self, item: Chunk | Finished) -> None:
-        """Hand rows, or a request that ended, to the writer."""
+        """Hand rows, or a request that ended, to the writer. For the hooks' thread."""
+        if isinstance(item, Finished):
+            self._close_block()
         self.writer.put(item)
 
-    def stage(self, stager: Stager, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> str | None:
-        """Hand over a step's rows (see `Stager.stage`), waiting for memory where that helps; else why they are lost."""
+    def stage(self, source: Tensors, pieces: list[Piece]) -> str | None:
+        """Hand over a step's rows (see `Stager`), waiting for memory where that helps; else why they are lost.
+
+        Raises ValueError when the step's tensors are too short.
+        """
+        if self._gather(source, pieces):
+            return None
+        stager = self._stager
         chunk = stager.stage(source, pieces)
         if chunk is None:
             chunk = self.writer.hold_for(lambda: stager.stage(source, pieces), stager.arena.wait)
@@ -117,8 +130,22 @@ class Dump:
                 chunk = stager.stage(source, pieces)
         if chunk is None:
             return DISK_FULL if self.writer.paused else STAGING_FULL
-        self.put(chunk)
+        self.writer.put(chunk)
         return None
+
+    def _gather(self, source: Tensors, pieces: list[Piece]) -> bool:
+        """Add a small step's rows to the block that is being filled; False when they have to go alone."""
+        if self._block is not None and self._block.add(source, pieces):
+            return True
+        self._close_block()
+        first, last = span(pieces)
+        self._block = self._stager.gather(source, last - first)
+        return self._block is not None and self._block.add(source, pieces)
+
+    def _close_block(self) -> None:
+        if self._block is not None:
+            block, self._block = self._block, None
+            self.writer.put(self._stager.close(block))
 
     def fail(self, reason: str) -> None:
         """End the dump because capture cannot go on; serving does."""
@@ -186,9 +213,9 @@ class Dump:
             self._errors.append(problem)
 
 
-def tokens_of(origin: list[int], output: list[int], rows: int) -> Array:
+def tokens_of(origin: Sequence[int], output: Sequence[int], rows: int) -> Array:
     """[rows] int64: the tokens that the rows of a request were computed from."""
-    return np.fromiter((*origin, *output), np.int64)[:rows]
+    return np.concatenate([np.asarray(origin, np.int64), np.asarray(output, np.int64)])[:rows]
 
 
 def inside(root: Path, directory: Path) -> bool:

@@ -1,7 +1,8 @@
-"""The RMS of every row that goes into the model's final norm, also when a CUDA graph replays it.
+"""The length of every row that goes into the model's final norm, also when a CUDA graph replays it.
 
 A forward hook on the norm computes it right behind the norm. In an eager step the hook keeps the result; while a graph
-is being captured it writes into memory of its own, which every replay of that graph writes again.
+is being captured it writes into memory of its own, which every replay of that graph writes again. It is one kernel; the
+division by the root of the width, which makes the RMS of it, is left to the host (`kimi_capture.chunk`).
 """
 
 import math
@@ -43,7 +44,7 @@ class FinalNorm:
         norm.register_forward_hook(self._after)
 
     def take(self, rows: int, *, replayed: bool) -> "torch.Tensor":
-        """[rows] float32 of the step that was just launched; NaN where it is not known."""
+        """Lengths [rows] float32 of the rows of the step that was just launched; NaN where they are not known."""
         eager, self._eager = self._eager, None
         held = self._graphs if replayed and self._recorded else eager
         if held is not None and len(held) >= rows:
@@ -62,14 +63,12 @@ class FinalNorm:
         if not isinstance(state, torch.Tensor) or state.dim() != 2:
             self.reason = "the final norm does not take rows of hidden states"
             return
-        # In float32 and without a float32 copy of the rows.
-        rms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32) / math.sqrt(state.shape[1])
         assert self._graphs is not None
-        if rms.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._graphs[: len(rms)].copy_(rms)
+        if state.is_cuda and torch.cuda.is_current_stream_capturing():
+            torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32, out=self._graphs[: len(state)])
             self._recorded = True
         else:
-            self._eager = rms
+            self._eager = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32)
         self.reason = None
 
 

@@ -36,9 +36,12 @@ class Piece:
     """Position of the first row."""
     length: int
     offset: int
-    """Row of the step at which they lie."""
+    """Row of the step at which they lie, or of the block that steps were gathered in."""
     rows: object | None = None
     """The rows themselves, filled in by who copies them."""
+    at: int = 0
+    """Row of `rows` at which they begin."""
+    rid: str = ""
 
 
 @dataclass(slots=True)
@@ -124,7 +127,7 @@ class Ledger:
             if not rid.startswith((HEALTH_CHECK, PROOF)):
                 track = self._tracks.get(rid) or self._begin(rid, start, ALREADY if rid in known else refuse)
                 if self._book(track, start, length):
-                    piece = Piece(start, length, offset)
+                    piece = Piece(start, length, offset, rid=rid)
                     track.pieces.append(piece)
                     pieces.append(piece)
             offset += length

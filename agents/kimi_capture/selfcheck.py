@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kimi_capture.chunk import Rows
 from kimi_capture.format import Array, SelfCheck
 from kimi_capture.guard import Guard
 from kimi_capture.modes import Entries
 from kimi_capture.rows import Piece
-from kimi_capture.staging import Rows
 
 if TYPE_CHECKING:
     import torch

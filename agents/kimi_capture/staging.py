@@ -1,18 +1,18 @@
 """Rows on their way from the engine's tensors to host memory, without ever waiting in the forward pass.
 
 The engine's outputs are slices of buffers that the next step overwrites. On CUDA they are copied, on the stream that
-made them, into one of a few device slots; a side stream adds the rows' moments, copies the slot to pinned memory in one
-piece and records an event. The writer thread waits for that event. On a CPU the rows are copied to the same memory.
+made them, into a slot on the device; a side stream adds the rows' moments, copies them to pinned memory and records an
+event. The writer thread waits for that event. The rows of small steps, decode's above all, are gathered in one slot
+until it is full or one of its requests ends. On a CPU the rows are copied to the same memory.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from kimi_capture.arena import PAGE, Arena, Extent
-from kimi_capture.format import ALIGNMENT, Array
+from kimi_capture.arena import PAGE, Arena, Extent, Region
+from kimi_capture.chunk import Chunk, Layout
 from kimi_capture.rows import Piece
+from kimi_capture.slots import Ring, Slot
 from kimi_capture.statistics import MOMENTS
 
 if TYPE_CHECKING:
@@ -20,92 +20,44 @@ if TYPE_CHECKING:
 
     import torch
 
-SLOTS: Final = 2
-"""Device memory for so many steps: one is filled while the other is copied, many times as fast, to the host."""
-SHORT: Final = 16
-"""Pieces of fewer rows are moved to memory of their own: a decode step must not stay until its last request ends."""
 REGION: Final = 256 << 20
 """Bytes by which host memory grows beyond what was taken at the start."""
 LAYOUTS: Final = 64
 """So many of them are kept; decode steps need few."""
-SMALL: Final = 64 << 20
-"""Regions this small are not worth splitting."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of one request on the host: arrays by the shard's names, first axis the row; bf16 as uint16."""
-
-    arrays: dict[str, Array]
-    moments: Array | None = None
-    """[rows, K+1, 4] float32; None when they have not been computed yet."""
-    extent: Extent | None = None
-    """The memory that the arrays lie in, if it is the arena's."""
-
-    def cut(self, length: int) -> "Rows":
-        """The first rows."""
-        if length == len(self.arrays["positions"]):
-            return self
-        arrays = {name: array[:length] for name, array in self.arrays.items()}
-        return Rows(arrays, None if self.moments is None else self.moments[:length], self.extent)
+BLOCK_ROWS: Final = 1024
+BLOCK_BYTES: Final = 64 << 20
+"""Rows and bytes of a block at most."""
+SMALL: Final = 4
+"""A step is small when a block has room for so many of them."""
+Tensors = dict[str, "torch.Tensor"]
+"""A step's tensors by the shard's names, row first; the RMS as the rows' lengths."""
 
 
 @dataclass(slots=True)
-class Chunk:
-    """The rows of one step on their way to the host, and the pieces that lie in them."""
+class Block:
+    """The rows of small steps, gathered. One thread."""
 
-    layout: "Layout"
-    pieces: list[Piece]
-    first: int
-    """Row of the step at which the chunk begins."""
-    extent: Extent | None
-    ready: "torch.cuda.Event | None" = None
+    layout: Layout
+    extent: Extent
+    capacity: int
+    views: Tensors
+    slot: Slot | None
+    """Where `views` lie; None when that is the extent itself."""
+    used: int = 0
+    pieces: list[Piece] = field(default_factory=list)
 
-    @property
-    def bytes(self) -> int:
-        return self.layout.size
-
-    def settle(self) -> None:
-        """Wait for the copy and give every piece its rows: long ones stay where they are, short ones move."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        assert self.extent is not None
-        arrays = self.layout.arrays(self.extent.memory)
-        for piece in self.pieces:
-            rows = slice(piece.offset - self.first, piece.offset - self.first + piece.length)
-            moved = piece.length < SHORT
-            cut = {name: array[rows].copy() if moved else array[rows] for name, array in arrays.items()}
-            piece.rows = Rows(cut, cut.pop("moments", None), None if moved else self.extent)
-        self.extent = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """Where the tensors of a step lie in one buffer."""
-
-    places: "dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]]"
-    """Start and end in bytes, type and shape by name."""
-    size: int
-
-    @classmethod
-    def of(cls, tensors: "dict[str, torch.Tensor]") -> "Layout":
-        """One tensor after the other, each aligned."""
-        places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}
-        start = 0
-        for name, tensor in tensors.items():
-            places[name] = (start, start + tensor.nbytes, tensor.dtype, tuple(tensor.shape))
-            start += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        return cls(places, start)
-
-    def views(self, buffer: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """The tensors in a buffer, [bytes] uint8."""
-        return {
-            name: buffer[start:end].view(dtype).view(shape) for name, (start, end, dtype, shape) in self.places.items()
-        }
-
-    def arrays(self, buffer: "torch.Tensor") -> dict[str, Array]:
-        """The same as numpy arrays, of a buffer on the host."""
-        return {name: to_numpy(tensor) for name, tensor in self.views(buffer).items()}
+    def add(self, source: Tensors, pieces: list[Piece]) -> bool:
+        """Start the copy of the rows of `pieces`; False when there is no room for them. Raises ValueError."""
+        first, last = span(pieces)
+        begin, end = self.used, self.used + last - first
+        if end > self.capacity:
+            return False
+        copy({name: view[begin:end] for name, view in self.views.items()}, cut(source, first, last))
+        for piece in pieces:
+            piece.offset += begin - first
+        self.pieces += pieces
+        self.used = end
+        return True
 
 
 class Stager:
@@ -118,18 +70,17 @@ class Stager:
         self.problem: str | None = None
         """Why the rows' moments are not computed on the device, if so."""
         self._wanted: tuple[int, int, int, str] | None = None
-        self._slots: list[torch.Tensor | None] = [None] * SLOTS
-        self._held: list[tuple[Layout, dict[str, torch.Tensor]] | None] = [None] * SLOTS
         self._layouts: dict[int, Layout] = {}
-        self._copied: list[torch.cuda.Event | None] = [None] * SLOTS
-        self._next = 0
+        self._steps = Ring()
+        self._blocks = Ring()
         self._side: torch.cuda.Stream | None = None
         self._moments: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
 
     def prepare(self, size: int, boundaries: int, hidden: int, dtype: str) -> None:
         """Take `size` bytes of host memory and compile for rows of that shape, before a dump begins. Any thread.
 
-        Where no step has been seen yet, this is done at the first one: nobody knows the device before.
+        Where no step has been seen yet, this is done at the first one: nobody knows the device before. Raises OSError
+        or RuntimeError when the host cannot give that memory.
         """
         self._wanted = (size, boundaries, hidden, dtype)
         if self.device is not None:
@@ -151,96 +102,92 @@ class Stager:
                 self._compile(torch.zeros((2, boundaries + 1, hidden), dtype=getattr(torch, dtype), device=self.device))
 
     def grow(self, size: int) -> None:
-        """Make the arena at least `size` bytes large."""
+        """Make the arena at least `size` bytes large. Raises OSError or RuntimeError."""
         import torch  # noqa: PLC0415
 
-        pinned = self.device is not None and self.device.type == "cuda"
-        while size > self.arena.size:
-            room = -(-(size - self.arena.size) // PAGE) * PAGE
-            # Pinned memory comes in powers of two, whatever is asked for.
-            region = room if room < 2 * SMALL else 1 << room.bit_length() - 1
-            self.arena.add(torch.empty(region, dtype=torch.uint8, pin_memory=pinned))
+        if size <= self.arena.size:
+            return
+        region = Region(-(-(size - self.arena.size) // PAGE) * PAGE)
+        if self.device is not None and self.device.type == "cuda":
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(region.first, len(region.memory), 0))
+        self.arena.add(region)
 
-    def size(self, source: "dict[str, torch.Tensor]") -> int:
+    def size(self, source: Tensors) -> int:
         """Host bytes that the rows of a step take at most."""
-        return self._layout(source).size
+        return self._layout(source, len(source["positions"])).size
 
-    def stage(self, source: "dict[str, torch.Tensor]", pieces: list[Piece]) -> Chunk | None:
+    def stage(self, source: Tensors, pieces: list[Piece]) -> Chunk | None:
         """Start the copy of the rows of `pieces`; None when the arena has no room for it now.
 
-        `source` has the step's tensors by the shard's names, row first. Raises ValueError when they are too short.
+        Raises ValueError when the step's tensors are too short.
         """
-        first = min(piece.offset for piece in pieces)
-        last = max(piece.offset + piece.length for piece in pieces)
-        if short := [name for name, tensor in source.items() if len(tensor) < last]:
-            raise ValueError(f"{', '.join(short)} have fewer than the {last} rows of the step")
-        if self._wanted is not None:
-            self.device = source["last_hidden_state"].device
-            self._prepare(*self._wanted)
-        cut = {name: tensor[first:last] for name, tensor in source.items()}
-        layout = self._layout(cut)
+        self._begin(source)
+        first, last = span(pieces)
+        rows = cut(source, first, last)
+        layout = self._layout(rows, last - first)
         extent = self.arena.take(layout.size)
         if extent is None:
             return None
-        if self._side is not None:
-            return Chunk(layout, pieces, first, extent, self._copy(cut, layout, extent.memory))
-        host = layout.views(extent.memory)
-        for name, tensor in cut.items():
-            host[name].copy_(tensor)
-        return Chunk(layout, pieces, first, extent)
+        slot = None if self._side is None else self._steps.take(layout, self._side)
+        views = layout.views(extent.memory) if slot is None else slot.views
+        copy(views, rows)
+        ready = None if slot is None else self._send(slot, layout, extent, last - first)
+        return Chunk(layout, pieces, first, extent, ready)
 
-    def _layout(self, source: "dict[str, torch.Tensor]") -> Layout:
-        """How the rows of a step, and their moments if the device computes them, lie in a chunk."""
+    def gather(self, source: Tensors, rows: int) -> Block | None:
+        """A block for small steps like this one of so many rows; None when it is not small, or memory is short."""
+        self._begin(source)
+        row_bytes = sum(tensor[:1].nbytes for tensor in source.values())
+        capacity = min(BLOCK_ROWS, min(BLOCK_BYTES, self.arena.size // 8) // row_bytes)
+        if rows * SMALL > capacity:
+            return None
+        layout = self._layout(source, capacity)
+        extent = self.arena.take(layout.size)
+        if extent is None:
+            return None
+        slot = None if self._side is None else self._blocks.take(layout, self._side)
+        views = layout.views(extent.memory) if slot is None else slot.views
+        return Block(layout, extent, capacity, views, slot)
+
+    def close(self, block: Block) -> Chunk:
+        """Start a block's way to the host."""
+        ready = None if block.slot is None else self._send(block.slot, block.layout, block.extent, block.used)
+        return Chunk(block.layout, block.pieces, 0, block.extent, ready, gathered=True)
+
+    def _begin(self, source: Tensors) -> None:
+        if self._wanted is not None:
+            self.device = source["last_hidden_state"].device
+            self._prepare(*self._wanted)
+
+    def _layout(self, source: Tensors, rows: int) -> Layout:
+        """How so many rows of a step, and their moments if the device computes them, lie in memory."""
         import torch  # noqa: PLC0415
 
-        aux = source["aux_hidden_states"]
-        found = self._layouts.get(len(aux))
+        found = self._layouts.get(rows)
         if found is None:
-            tensors = dict(source)
+            shapes = {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in source.items()}
             if self._moments is not None:
-                shape = (len(aux), aux.shape[1] + 1, MOMENTS)
-                tensors["moments"] = torch.empty(shape, dtype=torch.float32, device="meta")
+                shapes["moments"] = (torch.float32, (source["aux_hidden_states"].shape[1] + 1, MOMENTS))
             if len(self._layouts) >= LAYOUTS:
                 self._layouts.clear()
-            found = self._layouts[len(aux)] = Layout.of(tensors)
+            found = self._layouts[rows] = Layout.of(rows, shapes)
         return found
 
-    def _copy(self, source: "dict[str, torch.Tensor]", layout: Layout, host: "torch.Tensor") -> "torch.cuda.Event":
-        """Engine → slot on the current stream, moments and slot → host on the side stream."""
+    def _send(self, slot: Slot, layout: Layout, extent: Extent, rows: int) -> "torch.cuda.Event":
+        """On the side stream: a slot's moments, and its rows to the host."""
         import torch  # noqa: PLC0415
 
         assert self._side is not None
-        number, self._next = self._next, (self._next + 1) % SLOTS
-        current = torch.cuda.current_stream(self.device)
-        copied = self._copied[number]
-        if copied is not None:
-            current.wait_event(copied)
-        slot = self._slot(number, layout.size)
-        last = self._held[number]
-        held = last[1] if last is not None and last[0] is layout else layout.views(slot)
-        self._held[number] = (layout, held)
-        for name, tensor in source.items():
-            held[name].copy_(tensor, non_blocking=True)
-        self._side.wait_event(current.record_event())
+        held = {name: tensor[:rows] for name, tensor in slot.views.items()}
+        self._side.wait_event(torch.cuda.current_stream(self.device).record_event())
         with torch.cuda.stream(self._side):
             if self._moments is not None:
                 self._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
-            host.copy_(slot[: layout.size], non_blocking=True)
+            copy({name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}, held)
             ready = torch.cuda.Event(blocking=True)
             ready.record(self._side)
-        self._copied[number] = ready
+        slot.copied = ready
         return ready
-
-    def _slot(self, number: int, size: int) -> "torch.Tensor":
-        """Device memory, [at least size] bytes; grows to the largest step seen."""
-        import torch  # noqa: PLC0415
-
-        slot = self._slots[number]
-        if slot is None or len(slot) < size:
-            slot = torch.empty(size, dtype=torch.uint8, device=self.device)
-            slot.record_stream(self._side)  # a later growth frees it while the side stream may still read it
-            self._slots[number], self._held[number] = slot, None
-        return slot
 
     def _compile(self, states: "torch.Tensor") -> None:
         """Run the moments' kernel once on states [rows, K+1, H]; without it they are computed on the host."""
@@ -259,38 +206,20 @@ class Stager:
             self._moments = write_moments
 
 
-def to_numpy(tensor: "torch.Tensor") -> Array:
-    """A host tensor's memory as a numpy array; bf16 as uint16."""
+def copy(targets: Tensors, source: Tensors) -> None:
+    """Copy by name, in one call: each would let go of the interpreter, and others would take it."""
     import torch  # noqa: PLC0415
 
-    if tensor.dtype == torch.bfloat16:
-        return np.asarray(tensor.view(torch.int16).numpy()).view(np.uint16)
-    return np.asarray(tensor.numpy())
+    torch._foreach_copy_([targets[name] for name in source], list(source.values()), non_blocking=True)
 
 
-def assemble(pieces: list[Piece]) -> list[Rows] | None:
-    """The rows of a finished request in order of position, or None when some never reached the host.
-
-    Neighbours that lie in memory of their own are joined.
-    """
-    parts: list[Rows] = []
-    loose: list[Rows] = []
-    for piece in pieces:
-        if not isinstance(piece.rows, Rows):
-            return None
-        rows = piece.rows.cut(piece.length)
-        if rows.extent is None:
-            loose.append(rows)
-        else:
-            parts += [*join(loose), rows]
-            loose = []
-    return [*parts, *join(loose)] or None
+def span(pieces: list[Piece]) -> tuple[int, int]:
+    """The first of a step's rows that pieces need, and the one behind the last."""
+    return min(piece.offset for piece in pieces), max(piece.offset + piece.length for piece in pieces)
 
 
-def join(rows: list[Rows]) -> list[Rows]:
-    """The same rows in one piece of memory; none when there are none."""
-    if len(rows) < 2:
-        return rows
-    arrays = {name: np.concatenate([part.arrays[name] for part in rows]) for name in rows[0].arrays}
-    moments: list[Any] = [part.moments for part in rows]
-    return [Rows(arrays, None if any(part is None for part in moments) else np.concatenate(moments))]
+def cut(source: Tensors, first: int, last: int) -> Tensors:
+    """Rows first to last - 1. Raises ValueError when a tensor has fewer."""
+    if short := [name for name, tensor in source.items() if len(tensor) < last]:
+        raise ValueError(f"{', '.join(short)} have fewer than the {last} rows of the step")
+    return {name: tensor[first:last] for name, tensor in source.items()}

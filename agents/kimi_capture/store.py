@@ -4,8 +4,9 @@ Commit rule: temporary file + fsync + rename + directory fsync + one appended, f
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -24,25 +25,92 @@ from kimi_capture.format import (
 )
 from kimi_capture.parts import encode_parts
 
+COMMITTERS: Final = 6
+"""Shards committed at a time: the disk is busy while others are copied and hashed, or wait for an fsync."""
+Parts = Mapping[str, Sequence[Array]]
+"""The tensors of a shard by name, each in the pieces that it lies in."""
+
+
+class Committing(Protocol):
+    """Who commits the shards of a claimed directory. `commit` may be called from several threads at once."""
+
+    def commit(
+        self, name: str, parts: Parts, samples: tuple[Sample, ...], moments: Sequence[Array | None],
+        self_check: SelfCheck | None,
+    ) -> Commit:  # fmt: skip
+        """Write and commit a shard. Raises OSError; then nothing is listed, and the same call can be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Nothing will be committed any more. Blocks until nothing is being written."""
+        ...
+
+
+class Committer:
+    """Commits in the calling thread."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory = directory
+        self._manifest = manifest
+        self._windows = Windows()
+
+    def commit(
+        self, name: str, parts: Parts, samples: tuple[Sample, ...], moments: Sequence[Array | None],
+        self_check: SelfCheck | None,
+    ) -> Commit:  # fmt: skip
+        """See `Committing`."""
+        manifest = self._manifest
+        buffers = encode_parts(
+            parts, moments, dump=manifest.dump, dtype=STATE_DTYPES[manifest.dtype], boundaries=manifest.boundaries,
+            samples=samples, self_check=self_check,
+        )  # fmt: skip
+        size, digest = self._place(name, buffers)
+        rids = tuple(sample.rid for sample in samples)
+        commit = Commit(name, size, sum(sample.rows for sample in samples), len(samples), digest, time.time(), rids)
+        append_durably(self._directory / COMMITS, encode_commit(commit))
+        return commit
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+    def _place(self, name: str, buffers: list[Array]) -> tuple[int, str]:
+        temporary = self._directory / f".{name}.tmp"
+        try:
+            placed = write_direct(temporary, buffers, self._windows)
+            temporary.rename(self._directory / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_directory(self._directory)
+        return placed
+
 
 class Store:
     """The shards that one rank adds to a dump directory. `commit` may be called from several threads at once."""
 
-    def __init__(self, directory: Path, rank: str, manifest: Manifest, *, resume: bool = False) -> None:
+    def __init__(
+        self, directory: Path, rank: str, manifest: Manifest, *, resume: bool = False,
+        start: Callable[[Claim], Committing] | None = None,
+    ) -> None:  # fmt: skip
         """Claim the directory: a new one, or with `resume` that of an equal dump which another run began.
 
-        Raises StoreError when it holds anything else, OSError when it cannot be written.
+        `start` makes who commits; without it that is the caller of `commit`. Raises StoreError when the directory
+        holds anything else, OSError when it cannot be written.
         """
-        self._claim = Claim(directory, rank, manifest, resume=resume)
+        self._claim = claim = Claim(directory, rank, manifest, resume=resume)
         self.directory = directory
         self.manifest = manifest
-        self._windows = Windows()
-        self.rids = self._claim.rids
+        self.rids = claim.rids
         """The requests that the dump had before."""
-        self._next = self._claim.first
+        self._next = claim.first
+        try:
+            self._committer: Committing = start(claim) if start else Committer(directory, manifest)
+        except OSError:
+            claim.release()
+            raise
 
     def release(self) -> None:
         """Let others have the directory; nothing may be committed after."""
+        self._committer.close()
         self._claim.release()
 
     def new_name(self) -> str:
@@ -59,24 +127,5 @@ class Store:
         Each tensor is whole or in the pieces that it lies in; `moments` [rows, K+1, 4] belong to the pieces, None where
         they have not been computed. Raises OSError; then nothing is listed, and the same call can be repeated.
         """
-        manifest = self.manifest
         parts = {name: [tensor] if isinstance(tensor, np.ndarray) else tensor for name, tensor in tensors.items()}
-        buffers = encode_parts(
-            parts, moments, dump=manifest.dump, dtype=STATE_DTYPES[manifest.dtype], boundaries=manifest.boundaries,
-            samples=samples, self_check=self_check,
-        )  # fmt: skip
-        size, digest = self._place(name, buffers)
-        rids = tuple(sample.rid for sample in samples)
-        commit = Commit(name, size, sum(sample.rows for sample in samples), len(samples), digest, time.time(), rids)
-        append_durably(self.directory / COMMITS, encode_commit(commit))
-        return commit
-
-    def _place(self, name: str, buffers: list[Array]) -> tuple[int, str]:
-        temporary = self.directory / f".{name}.tmp"
-        try:
-            placed = write_direct(temporary, buffers, self._windows)
-            temporary.rename(self.directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        fsync_directory(self.directory)
-        return placed
+        return self._committer.commit(name, parts, samples, moments, self_check)

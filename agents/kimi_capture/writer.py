@@ -16,15 +16,13 @@ from typing import Final
 
 import numpy as np
 
+from kimi_capture.chunk import Chunk, Rows, assemble
 from kimi_capture.format import Array, Commit, Sample
 from kimi_capture.guard import Guard
 from kimi_capture.rows import ALREADY, DISK_FULL, DUMP_FAILED, MISMATCH, ROWS_MISSING, Piece
 from kimi_capture.selfcheck import Checker
-from kimi_capture.staging import Chunk, Rows, assemble
-from kimi_capture.store import Store
+from kimi_capture.store import COMMITTERS, Store
 
-COMMITTERS: Final = 6
-"""Enough that the disk is busy while others of them copy, hash and wait for an fsync."""
 GIB: Final = 1 << 30
 RETRY: Final = 2.0
 """Seconds between two tries on a full disk."""

@@ -88,6 +88,14 @@ class Server:
     port: int
     log: Path
     sockets: Path | None
+    is_bare: bool = False
+    """Whether the plugin's hooks are taken out."""
+
+    def bare(self, wanted: bool) -> None:
+        """Take the plugin's hooks out, or put them back."""
+        if wanted != self.is_bare:
+            self._say("bare.sock", 30.0, {"op": "switch", "bare": wanted})
+            self.is_bare = wanted
 
     def post(self, path: str, body: bytes, timeout: float = 300.0) -> bytes:
         request = urllib.request.Request(
@@ -99,8 +107,11 @@ class Server:
 
     def ask(self, timeout: float = 300.0, **request: Any) -> dict[str, Any]:
         """One request to the plugin."""
+        return self._say("cap-*.sock", timeout, request)
+
+    def _say(self, name: str, timeout: float, request: dict[str, Any]) -> dict[str, Any]:
         assert self.sockets is not None
-        (path,) = self.sockets.glob("cap-*.sock")
+        (path,) = self.sockets.glob(name)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout)
             connection.connect(str(path))
@@ -127,7 +138,8 @@ class Fleet:
         self._plugins = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kimi-bench-")))
         self.control = self._plugins / "control.json"
         self.order("")
-        make_plugin(self._plugins)
+        make_plugin(self._plugins / "contenders", "capture_contenders")
+        make_plugin(self._plugins / "bare", "capture_bare")
 
     def __enter__(self) -> "Fleet":
         return self
@@ -145,15 +157,16 @@ class Fleet:
         self, label: str, *flags: str, plugin: bool = False, contenders: bool = False, **environment: str
     ) -> Server:
         """Start a server; does not wait until it is ready."""
-        paths = [str(self._plugins)] if contenders else []
+        paths = [str(self._plugins / "contenders")] if contenders else []
         extra = dict(self.lane.environment)
         if self.lane.name == "gpu":
             extra |= {"KIMI_CAPTURE_WAITING_MIB": "4096", "KIMI_CAPTURE_MEMORY_MIB": "16384"}
         sockets = None
         if plugin:
-            paths.append(str(ensure_bundle()))
+            paths += [str(ensure_bundle()), str(self._plugins / "bare")]
             sockets = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kimi-")))
             extra |= {"KIMI_CAPTURE_SOCKETS": str(sockets), "KIMI_CAPTURE_RUN": label, "KIMI_CAPTURE_ROOT": "/"}
+            extra["BENCH_BARE"] = str(sockets / "bare.sock")
         if contenders:
             extra["BENCH_CONTENDERS"] = str(self.control)
         paths += [extra.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
@@ -178,13 +191,25 @@ class Fleet:
         return time.monotonic() - began
 
 
-def make_plugin(directory: Path) -> None:
-    """The contenders' plugin as SGLang finds one: a module and the metadata of a distribution."""
-    shutil.copy(Path(__file__).with_name("capture_contenders.py"), directory)
-    info = directory / "capture_contenders-0.dist-info"
+@dataclass(frozen=True)
+class Variant:
+    """What a round measures."""
+
+    server: Server
+    place: Path | None = None
+    """Where it dumps."""
+    bare: bool = False
+    """Without the plugin, in a server that has it."""
+
+
+def make_plugin(directory: Path, name: str) -> None:
+    """A module beside this one as a plugin that SGLang finds: with the metadata of a distribution."""
+    directory.mkdir()
+    shutil.copy(Path(__file__).with_name(f"{name}.py"), directory)
+    info = directory / f"{name}-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: capture-contenders\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ncontenders = capture_contenders:register\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:register\n")
 
 
 def free_port() -> int:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from bench.capture_lane import Lane
 
+COMPARED = ("none", "none again", "idle", "memory", "disk", "other server")
+
 
 def table(lane: Lane, numbers: Mapping[str, list[float]], notes: Sequence[str]) -> str:
     """The results as markdown, the method and the machine above them."""
@@ -22,7 +24,7 @@ def table(lane: Lane, numbers: Mapping[str, list[float]], notes: Sequence[str]) 
         if name.startswith(("check", "warm")) or not values:
             continue
         group = "decode none" if name.startswith("decode") else "none"
-        compared = name in ("none", "none again", "idle", "memory", "disk") or name.startswith("decode ")
+        compared = name in COMPARED or name.startswith("decode ")
         ratio = relative(values, numbers.get(group, [])) if compared else ""
         spread = f"{min(values):,.5g} to {max(values):,.5g}"
         lines.append(f"| {name} | {middle[name]:,.5g} | {ratio} | {spread} | {len(values)} |")
@@ -66,9 +68,10 @@ def machine(lane: Lane) -> list[str]:
         "",
         f"{describe()}. {lane.prompts} prompts of {lane.rows} tokens a batch; layers {lane.layers}; "
         "rates are tokens a second.",
-        "none/idle/memory/disk: prefill without the plugin, with it idle, dumping to memory-backed storage, to disk; "
-        "durable: until every shard is fsynced, renamed and listed; "
-        + ("servers beside each other, rounds interleaved." if lane.together else "one server at a time."),
+        "none/idle/memory/disk: prefill with the plugin's hooks taken out, with it idle, dumping to memory-backed "
+        "storage, to disk, rounds interleaved in one server; other server: one that never had the plugin, "
+        + ("beside it. " if lane.together else "after it. ")
+        + "durable: until every shard is fsynced, renamed and listed.",
     ]  # fmt: skip
 
 

@@ -2,16 +2,15 @@
 
     python tests/bench/capture_throughput.py [--lane cpu|gpu] [--model kimi-8l|kimi-61l] [--limit SECONDS] [--out DIR]
 
-Starts the real SGLang by itself: without the plugin, with it, and with decode graphs off (and the contenders' plugin).
-Rounds of the variants alternate, each in another order; ratios are of the same round, and medians are shown. Where the
-servers do not fit beside each other, the one without the plugin runs before and after the others. A part that fails is
-named in the table and the rest goes on.
+Starts the real SGLang by itself: with the plugin, without it, and with decode graphs off (and the contenders' plugin).
+Rounds of the variants alternate, each in another order; ratios are of the same round, and medians are shown. Rounds
+without the plugin run in the server that has it, its hooks taken out for them: two servers started alike differ by more
+than capture costs. A part that fails is named in the table and the rest goes on.
 """
 
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,15 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from orjson import loads
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "agents"), str(Path(__file__).parents[1])]
 
 
+from bench import capture_others as others  # noqa: E402
 from bench.capture_lane import (  # noqa: E402 - the path is set above
     Fleet,
     Lane,
     Server,
+    Variant,
     cpu_lane,
     decode,
     dumping,
@@ -45,7 +45,6 @@ from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E40
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
 
 START_LIMIT = 420.0
-DUMPER_FILTER = r"search('(layers\\.({0})|model\\.norm)\\.output', name or '') is not None"
 
 
 class Bench:
@@ -126,33 +125,44 @@ class Bench:
         shutil.rmtree(place / name)
         return tokens / seconds
 
-    def prefill_rounds(self, variants: dict[str, tuple[Server, Path | None]], rounds: int) -> None:
+    def prefill_rounds(self, variants: dict[str, Variant], rounds: int) -> None:
         """Alternating rounds of one batch each."""
-        for kind, (server, place) in variants.items():
+        for kind, variant in variants.items():
+            variant.server.bare(variant.bare)
             for _ in range(2):
-                self.prefill_once(f"warm-{kind}", server, self.lane.prompts, place)
+                self.prefill_once(f"warm-{kind}", variant.server, self.lane.prompts, variant.place)
         for number in range(rounds):
             order = list(variants.items())
             order = order[number % len(order) :] + order[: number % len(order)]
-            for kind, (server, place) in order:
-                self.numbers[kind].append(self.prefill_once(kind, server, self.lane.prompts, place))
+            for kind, variant in order:
+                variant.server.bare(variant.bare)
+                self.numbers[kind].append(self.prefill_once(kind, variant.server, self.lane.prompts, variant.place))
             self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
 
-    def decode_rounds(self, variants: dict[str, tuple[Server, Path | None]], rounds: int, tokens: int) -> None:
+    def decode_rounds(self, variants: dict[str, Variant], rounds: int, tokens: int) -> None:
         """Alternating rounds of four streams with decode graphs (or without, on the server that has them off)."""
         for number in range(rounds + 1):
             order = list(variants.items())
             order = order[number % len(order) :] + order[: number % len(order)]
-            for kind, (server, place) in order:
-                name = self.name(kind)
-                if place is None:
-                    rate = decode(server, name, tokens)
-                else:
-                    with dumping(server, place / name):
-                        rate = decode(server, name, tokens)
-                    shutil.rmtree(place / name)
+            for kind, variant in order:
+                rate = self.decode_once(kind, variant, tokens)
                 if number:
                     self.numbers[f"decode {kind}"].append(rate)
+
+    def decode_once(self, kind: str, variant: Variant, tokens: int) -> float:
+        """Tokens a second of one round; checks a dump's accounts."""
+        name, server = self.name(kind), variant.server
+        server.bare(variant.bare)
+        if variant.place is None:
+            return decode(server, name, tokens)
+        with dumping(server, variant.place / name) as result:
+            rate = decode(server, name, tokens)
+        dump = result["dump"]
+        whole = dump["committed"] == dump["served"] > 0 and not dump["errors"]
+        self.check(f"decode {kind} dump", whole, str(dump))
+        self.numbers[f"decode-{kind} hook_us"].append(result["hook_us"])
+        shutil.rmtree(variant.place / name)
+        return rate
 
     # The disk
 
@@ -167,63 +177,6 @@ class Bench:
             self.say(
                 f"raw {self.numbers['raw disk'][-1]:,.0f} tok/s, durable {self.numbers['sustained durable'][-1]:,.0f}"
             )
-
-    # What others do
-
-    def http(self, server: Server, rows: int, rounds: int) -> None:
-        """SGLang's own way out: hidden states in the JSON of the answer, the values parsed by the client."""
-        for _ in range(rounds):
-            body = json.loads(prefill_body(self.lane, self.name("http"), 1))
-            body["input_ids"] = [body["input_ids"][0][:rows]]
-            body["return_hidden_states"] = True
-            began = time.perf_counter()
-            answer = server.post("/generate", json.dumps(body).encode())
-            states = loads(answer)[0]["meta_info"]["hidden_states"]
-            seconds = time.perf_counter() - began
-            self.check("http rows", len(np.asarray(states[0])) == rows, f"{len(states[0])} rows of {rows}")
-            self.numbers["http"].append(rows / seconds)
-            self.numbers["http bytes a token"].append(len(answer) / rows)
-
-    def contender(self, server: Server, mode: str, rounds: int) -> None:
-        """One file a sample, by a thread pool inside the engine; durable means after a sync of its directory."""
-        for number in range(rounds + 1):
-            directory = self.disk / self.name(mode)
-            directory.mkdir()
-            body, tokens = (
-                prefill_body(self.lane, directory.name, self.lane.prompts),
-                self.lane.prompts * self.lane.rows,
-            )
-            self.fleet.order(mode, directory)
-            began = time.perf_counter()
-            seconds = prefill(server, body)
-            while (directory / "done").stat().st_size < self.lane.prompts:
-                if time.perf_counter() - began > 120:
-                    raise RuntimeError(f"{(directory / 'done').stat().st_size} of {self.lane.prompts} samples in 120 s")
-                time.sleep(0.01)
-            written = time.perf_counter() - began
-            subprocess.run(["sync", "-f", str(directory)], check=True)
-            durable = time.perf_counter() - began
-            self.fleet.order("")
-            shutil.rmtree(directory)
-            if number:
-                self.numbers[f"{mode} prefill"].append(tokens / seconds)
-                self.numbers[f"{mode} written"].append(tokens / written)
-                self.numbers[f"{mode} durable"].append(tokens / durable)
-
-    def dumper(self, server: Server, place: Path, prompts: int, rounds: int) -> None:
-        """SGLang's debug dumper, told to keep only what makes up the same boundaries."""
-        expression = DUMPER_FILTER.format("|".join(str(layer - 1) for layer in self.boundaries))
-        for _ in range(rounds + 1):
-            server.post("/dumper/configure", json.dumps({"enable": True, "filter": expression}).encode())
-            seconds = prefill(server, prefill_body(self.lane, self.name("dumper"), prompts))
-            server.post("/dumper/configure", json.dumps({"enable": False}).encode())
-            size = sum(path.stat().st_size for path in place.rglob("*.pt"))
-            self.check("dumper files", size > 0, "nothing was written")
-            self.numbers["dumper"].append(prompts * self.lane.rows / seconds)
-            self.numbers["dumper bytes a token"].append(size / prompts / self.lane.rows)
-            shutil.rmtree(place)
-            place.mkdir()
-        self.numbers["dumper"].pop(0)
 
     boundaries: tuple[int, ...] = ()
 
@@ -318,62 +271,62 @@ def together(bench: Bench, quick: bool) -> None:
     eager = fleet.start("eager", *eager_flags, plugin=True, contenders=True)
     if quick:
         fleet.ready(eager, START_LIMIT)
-    again = fleet.start("base-again")
-    if quick:
-        fleet.ready(again, START_LIMIT)
     dumper = fleet.start(
         "dumper", *eager_flags, DUMPER_SERVER_PORT="reuse", DUMPER_NON_INTRUSIVE_MODE="all", DUMPER_DIR=str(dumps)
     )
     fleet.ready(base, START_LIMIT)
-    fleet.ready(again, START_LIMIT)
     bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s more")
     status = ours.ask(op="status")["status"]
     bench.boundaries = tuple(status["boundaries"])
     bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
     rounds = 3 if quick else 9
     bench.part("first start", 60, partial(bench.first_start, ours))
-    servers: dict[str, tuple[Server, Path | None]] = {
-        "none": (base, None), "none again": (again, None), "idle": (ours, None), "disk": (ours, bench.disk)
+    variants = {
+        "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
+        "disk": Variant(ours, bench.disk), "other server": Variant(base),
     }  # fmt: skip
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(servers | {"memory": (ours, bench.memory)}, rounds))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
+    ours.bare(False)
     bench.part("sustained", 45, lambda: bench.sustained(ours, bench.lane.prompts * 3, 1 if quick else 3))
     bench.say(f"the plugin's last problem: {ours.ask(op='status')['status']['last_error']}")
-    bench.part("decode", 35, lambda: bench.decode_rounds(servers, min(rounds, 7), 16 if quick else 384))
+    bench.part("decode", 35, lambda: bench.decode_rounds(variants, min(rounds, 7), 16 if quick else 384))
+    ours.bare(False)
     bench.part("ready", 20, lambda: bench.say(f"eager: {fleet.ready(eager, START_LIMIT):.0f} s more"))
     bench.part("values", 15, lambda: bench.values(ours, eager))
-    bench.part("HTTP", 15, lambda: bench.http(base, bench.lane.rows // 4, 2))
+    bench.part("HTTP", 15, lambda: others.http(bench, base, bench.lane.rows // 4, 2))
     for mode in ("torch", "safetensors"):
-        bench.part(mode, 25, partial(bench.contender, eager, mode, 2))
-    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": (eager, None)}, 2, 16 if quick else 64))
+        bench.part(mode, 25, partial(others.contender, bench, eager, mode, 2))
+    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 2, 16 if quick else 64))
     bench.part("ready", 20, lambda: bench.say(f"dumper: {fleet.ready(dumper, START_LIMIT):.0f} s more"))
-    bench.part("dumper", 30, lambda: bench.dumper(dumper, dumps, bench.lane.prompts // 3 or 1, 1))
+    bench.part("dumper", 30, lambda: others.dumper(bench, dumper, dumps, bench.lane.prompts // 3 or 1, 1))
 
 
 def apart(bench: Bench, quick: bool) -> None:
-    """One server at a time: without the plugin, with it, without it again if there is time."""
-    fleet, rounds = bench.fleet, 3 if quick else 5
-
-    def without(label: str) -> None:
-        base = fleet.start(label)
-        bench.say(f"{label}: ready after {fleet.ready(base, START_LIMIT):.0f} s")
-        bench.prefill_rounds({label: (base, None)}, rounds)
-        bench.numbers["none"] += bench.numbers[label]
-        bench.decode_rounds({"none": (base, None)}, rounds, 16 if quick else 128)
-        base.stop()
-
-    bench.part("without the plugin", 150, lambda: without("before"))
+    """Only one server fits: without the plugin means without its hooks, but for decode, where its graphs have it."""
+    fleet, rounds = bench.fleet, 3 if quick else 7
+    tokens = 16 if quick else 128
     ours = fleet.start("plugin", plugin=True)
     bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s")
     bench.boundaries = tuple(ours.ask(op="status")["status"]["boundaries"])
-    variants = {"idle": (ours, None), "memory": (ours, bench.memory), "disk": (ours, bench.disk)}
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
-    bench.part("decode", 30, lambda: bench.decode_rounds(
-        {"idle": (ours, None), "disk": (ours, bench.disk)}, rounds, 16 if quick else 128
-    ))  # fmt: skip
+    variants = {
+        "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
+        "disk": Variant(ours, bench.disk),
+    }  # fmt: skip
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
+    bench.part("decode", 40, lambda: bench.decode_rounds(variants, rounds, tokens))
+    ours.bare(False)
     bench.part("sustained", 40, lambda: bench.sustained(ours, bench.lane.prompts, 2))
-    bench.part("HTTP", 30, lambda: bench.http(ours, bench.lane.rows // 4, 1))
+    bench.part("HTTP", 30, lambda: others.http(bench, ours, bench.lane.rows // 4, 1))
     ours.stop()
-    bench.part("without the plugin again", 150, lambda: without("after"))
+
+    def without() -> None:
+        base = fleet.start("base")
+        bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
+        bench.prefill_rounds({"other server": Variant(base)}, rounds)
+        bench.decode_rounds({"other server": Variant(base)}, rounds, tokens)
+        base.stop()
+
+    bench.part("a server without the plugin", 150, without)
 
 
 def main() -> None:

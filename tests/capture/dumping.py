@@ -1,18 +1,21 @@
-"""Plain rows for the writer, and a process that writes them until it is killed: dumping.py DIRECTORY [SAMPLES]."""
+"""Plain rows for the writer, and a process that writes them until it is killed: dumping.py DIRECTORY [scribe]."""
 
 import json
 import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from kimi_capture.arena import Arena
+from kimi_capture.chunk import Rows
 from kimi_capture.format import Array, Manifest, conventions
 from kimi_capture.guard import Guard
 from kimi_capture.rows import Piece
-from kimi_capture.staging import Rows
+from kimi_capture.scribe import Scribe
 from kimi_capture.store import Store
 from kimi_capture.writer import Finished, Writer
 
@@ -91,6 +94,17 @@ def write_for_ever(directory: Path) -> None:
         print(json.dumps(dumping.report()), flush=True)
 
 
+def write_apart(directory: Path) -> None:
+    """As `write_for_ever`, by a process of its own, whose pid is printed; only then is anything written."""
+    dumping = Dumping(directory, Store(directory, "TP0", manifest(), start=partial(Scribe, Arena())))
+    scribe = dumping.writer.store._committer
+    assert isinstance(scribe, Scribe)
+    print(scribe.pid, flush=True)
+    for number in range(1 << 30):
+        dumping.writer.put(finished(f"r{number}", 20, number))
+        dumping.writer.hold_back()
+
+
 def fill_and_free(directory: Path, filler: Path, rows: int) -> None:
     """On a nearly full disk: write until paused, free the disk, and commit all."""
     dumping = Dumping(directory)
@@ -106,7 +120,9 @@ def fill_and_free(directory: Path, filler: Path, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
+    if sys.argv[2:] == ["scribe"]:
+        write_apart(Path(sys.argv[1]))
+    elif len(sys.argv) == 2:
         write_for_ever(Path(sys.argv[1]))
     else:
         fill_and_free(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

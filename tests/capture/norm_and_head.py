@@ -8,11 +8,11 @@ import torch
 from sglang.srt.layers.layernorm import RMSNorm
 from torch import nn
 
+from kimi_capture.chunk import Rows, to_numpy
 from kimi_capture.guard import Guard
 from kimi_capture.norm import FinalNorm
 from kimi_capture.rows import Piece
 from kimi_capture.selfcheck import Checker
-from kimi_capture.staging import Rows, to_numpy
 
 HIDDEN, VOCABULARY = 32, 50
 
@@ -25,9 +25,10 @@ def norm_found() -> dict[str, Any]:
     norm.forward_native(state, residual)  # not by the module's call: nothing is seen
     unknown = watch.take(6, replayed=False)
     norm(state.clone(), residual.clone())
-    fused = watch.take(4, replayed=False).tolist()
+    width = HIDDEN**0.5
+    fused = (watch.take(4, replayed=False) / width).tolist()
     norm(state + residual)
-    alone = watch.take(4, replayed=False).tolist()
+    alone = (watch.take(4, replayed=False) / width).tolist()
     other = FinalNorm()
     other.attach(nn.LayerNorm(HIDDEN))
     expected = (state + residual).pow(2).mean(-1).sqrt()[:4].tolist()

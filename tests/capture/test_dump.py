@@ -8,6 +8,7 @@ import pytest
 from kimi_capture.dump import MIB, Dump, Limits, inside
 from kimi_capture.guard import Guard
 from kimi_capture.rows import DUMP_FAILED, DUMP_STOPPED, STAGING_FULL, Ledger
+from kimi_capture.staging import Stager
 from kimi_capture.store import Store
 
 from .dumping import ROW_BYTES, finished, manifest
@@ -25,6 +26,7 @@ class Rank:
             self.ledger,
             self.lock,
             Store(directory, "TP0", manifest()),
+            stager=Stager(),
             row_bytes=ROW_BYTES,
             limits=Limits(shard=MIB, waiting=4 * MIB, memory=memory),
             guard=self.guard,

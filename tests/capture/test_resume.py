@@ -15,6 +15,7 @@ from kimi_capture.dump import MIB, Dump, Limits
 from kimi_capture.format import COMMITS, Manifest, read_commits
 from kimi_capture.guard import Guard
 from kimi_capture.rows import ALREADY, Ledger
+from kimi_capture.staging import Stager
 from kimi_capture.store import Store
 
 from .dumping import ROW_BYTES, Dumping, finished, manifest
@@ -71,8 +72,8 @@ def test_requests_that_are_there_are_not_captured_again(tmp_path: Path) -> None:
     ledger, lock = Ledger(), threading.Condition()
     store = Store(tmp_path / "d", "TP0", manifest(run="later"), resume=True)
     dump = Dump(
-        ledger, lock, store, row_bytes=ROW_BYTES, limits=Limits(shard=MIB, waiting=4 * MIB, memory=64 * MIB),
-        guard=Guard(),
+        ledger, lock, store, stager=Stager(), row_bytes=ROW_BYTES,
+        limits=Limits(shard=MIB, waiting=4 * MIB, memory=64 * MIB), guard=Guard(),
     )  # fmt: skip
     for rid, rows in (("a", 7), ("c", 5), ("c", 5), ("b", 8)):  # c is served twice, too
         with lock:

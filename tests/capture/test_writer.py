@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kimi_capture.chunk import Rows
 from kimi_capture.claim import StoreError
 from kimi_capture.format import COMMITS, file_xxh3, read_commits, read_shard
 from kimi_capture.rows import Piece
-from kimi_capture.staging import Rows
 from kimi_capture.store import Store
 
 from .dumping import Dumping, finished, manifest

@@ -19,7 +19,7 @@ from kimi_capture.format import Array, Manifest, conventions
 from kimi_capture.guard import Guard
 from kimi_capture.rows import Ledger
 from kimi_capture.staging import Stager
-from kimi_capture.store import Store
+from kimi_capture.store import Committer, Store
 from kimi_capture.writer import Finished
 
 HIDDEN = 1024
@@ -28,8 +28,8 @@ ROW_BYTES = 4 * HIDDEN * 2 + 16
 ROWS = 128
 
 
-class SlowStore(Store):
-    """A store whose disk takes `rate` bytes a second, one file after the other."""
+class SlowCommitter(Committer):
+    """A committer whose disk takes `rate` bytes a second, one file after the other."""
 
     rate = 0.0
     disk = threading.Lock()
@@ -50,12 +50,14 @@ def manifest() -> Manifest:
 
 
 def main(directory: str, budget: int, rate: int, total: int) -> None:
-    SlowStore.rate = rate * MIB
+    SlowCommitter.rate = rate * MIB
     ledger, lock, stager = Ledger(), threading.Condition(), Stager()
-    store = SlowStore(Path(directory), "TP0", manifest())
+    store = Store(
+        Path(directory), "TP0", manifest(), start=lambda claim: SlowCommitter(claim.directory, claim.manifest)
+    )
     limits = Limits(shard=2 * MIB, waiting=budget * MIB, memory=budget * MIB)
     stager.prepare(limits.arena, len(BOUNDARIES), HIDDEN, "bfloat16")
-    dump = Dump(ledger, lock, store, row_bytes=ROW_BYTES, limits=limits, guard=Guard())
+    dump = Dump(ledger, lock, store, stager=stager, row_bytes=ROW_BYTES, limits=limits, guard=Guard())
     aux, last = torch.randn(ROWS, 3, HIDDEN).bfloat16(), torch.randn(ROWS, HIDDEN).bfloat16()
     tokens = np.arange(ROWS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -69,7 +71,7 @@ def main(directory: str, budget: int, rate: int, total: int) -> None:
                 "aux_hidden_states": aux, "last_hidden_state": last, "token_ids": torch.from_numpy(tokens),
                 "positions": torch.arange(ROWS),
             }  # fmt: skip
-            if reason := dump.stage(stager, source, pieces):
+            if reason := dump.stage(source, pieces):
                 with lock:
                     ledger.shed(rid, reason)
             dump.writer.hold_back()

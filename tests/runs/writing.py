@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kimi_capture.capture import Capture
+from kimi_capture.chunk import Rows
 from kimi_capture.facts import Facts
 from kimi_capture.rows import Piece
-from kimi_capture.staging import Rows
 from kimi_capture.writer import Finished
 
 HIDDEN = 16
