@@ -13,6 +13,7 @@ from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.engine.titles import absent_ranks
 from kimi_agent.model.events import BaselineKnown, GpuSample, RankSample, RunExited, ThroughputSampled
 from kimi_agent.model.phases import GRAPHS, ORDER, PORT, READY
+from kimi_agent.model.starts import lateness
 from kimi_agent.model.state import Progress, RankState, RunState
 
 GONE: Final = "XZ"
@@ -138,6 +139,8 @@ class Evidence:
     seen: Seen = Seen()
     port: int | None = None
     baseline: BaselineKnown | None = None
+    late: float = 0.0
+    """Seconds by which the present phase has outlasted the slowest good start."""
     absent: tuple[str, ...] = ()
     """Ranks of this server that run on other nodes."""
     stopped_since: Times = ()
@@ -251,6 +254,7 @@ def evidence_of(
         seen=seen,
         port=run.started.port,
         baseline=run.baseline,
+        late=lateness(run, now),
         absent=absent_ranks(run.started.tp, run.started.argv, tuple(names)),
         stopped_since=_since(run, "T", before.stopped_since if before else (), now),
         waiting_since=_since(run, "D", before.waiting_since if before else (), now),

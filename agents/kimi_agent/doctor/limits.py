@@ -16,6 +16,14 @@ def silence_limit(phase: str, baseline: BaselineKnown | None, fixed: float) -> f
     start is known.
     """
     longest = dict(baseline.silences).get(phase) if baseline is not None else None
-    if longest is None:
-        return fixed
-    return longest + min(max(longest / 2, LEAST_MARGIN), MOST_MARGIN)
+    return fixed if longest is None else longest + _margin(longest)
+
+
+def is_late(phase: str, late: float, baseline: BaselineKnown | None) -> bool:
+    """Whether a phase that has outlasted the slowest good start by `late` seconds is slow, though it advances."""
+    slowest = dict(baseline.slowest or baseline.phases).get(phase) if baseline is not None else None
+    return slowest is not None and late > _margin(slowest)
+
+
+def _margin(usual: float) -> float:
+    return min(max(usual / 2, LEAST_MARGIN), MOST_MARGIN)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
+from kimi_agent.doctor.limits import is_late
 from kimi_agent.doctor.rules import BUSY, RULES, seconds, storage_moves
 from kimi_agent.host.proc import MAIN
 from kimi_agent.model.events import Verdict
@@ -41,7 +42,14 @@ def status(evidence: Evidence, verdict: Verdict) -> tuple[str, str]:
         return "SLOW", verdict.summary
     if verdict.kind != "none":
         return _stuck(evidence, verdict)
-    return _ready(evidence) if evidence.ready else ("STARTING", _where(evidence))
+    return _ready(evidence) if evidence.ready else _starting(evidence)
+
+
+def _starting(evidence: Evidence) -> tuple[str, str]:
+    """STARTING within what good starts of the same launch took; SLOW beyond, though it advances."""
+    if evidence.phase is not None and is_late(evidence.phase, evidence.late, evidence.baseline):
+        return "SLOW", f"{_where(evidence)}; {seconds(evidence.late)} longer than any good start, and it advances"
+    return "STARTING", _where(evidence)
 
 
 def _fatal(evidence: Evidence, verdict: Verdict) -> bool:

@@ -15,7 +15,7 @@ _TELLING: Final = re.compile(
     r"|oom-kill:|Out of memory: Killed|Memory cgroup out of memory: Killed|nvidia.*GSP.*(?:timeout|timed out)"
     r"|I/O error, dev |nfs: server .* not responding"
 )
-_XID: Final = re.compile(r"Xid \((?P<bus>[^)]*)\): (?P<code>\d+)")
+_XID: Final = re.compile(r"Xid \((?:PCI:)?(?P<bus>[^)]*)\): (?P<code>\d+)")
 
 
 class KernelLog:
@@ -47,8 +47,8 @@ class KernelLog:
                 break
             if not record:
                 break
-            text = clean(record.decode("utf-8", "replace").partition(";")[2].partition("\n")[0])
-            if _TELLING.search(text) and len(self.lines) < KEPT:
+            text = telling(record)
+            if text is not None and len(self.lines) < KEPT:
                 self.lines.append(text)
         return self.lines
 
@@ -57,6 +57,12 @@ class KernelLog:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def telling(record: bytes) -> str | None:
+    """The text of one record of the kernel's log, when it is about a GPU, the bus, a disk or the OOM killer."""
+    text = clean(record.decode("utf-8", "replace").partition(";")[2].partition("\n")[0])
+    return text if _TELLING.search(text) else None
 
 
 class OomCounter:

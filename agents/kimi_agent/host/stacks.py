@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -28,10 +29,11 @@ def by_py_spy(pid: int) -> tuple[str, ...]:
     Raises:
         NotSeenError: py-spy is not there, may not look, or did not answer in `DEADLINE` seconds.
     """
-    program = Path(sys.executable).parent / "py-spy"
-    if not program.is_file():
-        raise NotSeenError(f"py-spy is not installed beside {sys.executable}")
-    command = [str(program), "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if program is None:
+        raise NotSeenError(f"py-spy is neither beside {sys.executable} nor on the PATH")
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

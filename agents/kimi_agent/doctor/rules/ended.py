@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
-from kimi_agent.doctor.rules.common import past
+from kimi_agent.doctor.rules.common import past, silence, stale
 from kimi_agent.host.kernel import xid
 from kimi_agent.model.events import Verdict
 
@@ -143,11 +143,14 @@ def dead_rank(evidence: Evidence) -> Verdict | None:
 
 def hardware(evidence: Evidence) -> Verdict | None:
     """The driver reported an error of a GPU or the bus since the start, or NVML does not answer."""
-    told = [line for line in evidence.kernel.lines if not OOM_LINE.search(line)]
+    told = [line for line in evidence.kernel.lines if not OOM_LINE.search(line) and not _of_others(evidence, line)]
     stalled = evidence.seen.no_gpu if evidence.seen.no_gpu and "did not answer" in evidence.seen.no_gpu else None
     if not told and stalled is None:
         return None
     lines = [*(f"kernel: {line}" for line in told[:4]), *([f"nvml: {stalled}"] if stalled else [])]
+    standing = stale(evidence) or silence(evidence) > evidence.limits.notice
+    if not (standing or evidence.dead or evidence.exited or evidence.facts.failed or stalled or any(map(_grave, told))):
+        return None
     codes = [found for line in told if (found := xid(line)) is not None]
     if not codes:
         what = "the kernel reports a device error" if told else "the GPU driver does not answer"
@@ -159,6 +162,20 @@ def hardware(evidence: Evidence) -> Verdict | None:
         else (f"take the GPU at PCI {bus} out of use and reset it, or restart the host",)  # fmt: skip
     summary = f"the driver reported Xid {code} of the GPU at PCI {bus}"
     return Verdict("hardware", summary, _rank_of(evidence, told), 0.7 if program else 0.9, tuple(lines), (), advice)
+
+
+def _grave(line: str) -> bool:
+    """Whether no program can go on after it: an Xid of the card itself."""
+    found = xid(line)
+    return found is not None and found[1] not in PROGRAM_XIDS
+
+
+def _of_others(evidence: Evidence, line: str) -> bool:
+    """Whether a line is about a program on the same host that is not this server's."""
+    found, named = xid(line), PID.search(line)
+    if found is None or named is None or found[1] not in PROGRAM_XIDS:
+        return False
+    return int(named[1]) not in {sample.pid for sample in evidence.samples}
 
 
 def _rank_of(evidence: Evidence, lines: list[str]) -> str | None:
