@@ -155,9 +155,11 @@ def paths() -> None:
     """Print the directories that are used."""
     from kimi_agent.paths import default_home
     from kimi_console import paths as console_paths
+    from kimi_console.hosts import hosts_file
 
     for name, path in (
         ("config", console_paths.config_dir()),
+        ("hosts", hosts_file()),
         ("profiles", console_paths.profiles_dir()),
         ("themes", console_paths.themes_dir()),
         ("data", console_paths.data_dir()),

@@ -12,6 +12,7 @@ from kimi_agent.profile import Profile, load
 from kimi_console.headless.diagnose import EXITS, Report, is_file, report_file, report_host
 from kimi_console.headless.stream import stream
 from kimi_console.headless.terminal import terminal_handler
+from kimi_console.hosts import host_settings
 from kimi_console.paths import profiles_dir
 from kimi_console.source.client import Dial
 from kimi_console.source.live import LiveSource
@@ -69,6 +70,14 @@ class Watch:
         """The Python asked for: the command line's, else the profile's."""
         return self.python or (self.profile.server.python if self.profile is not None else None)
 
+    def interpreter_on(self, host: str) -> str | None:
+        """The Python asked for on a host: the command line's, else that of hosts.toml, else the profile's.
+
+        Raises:
+            UsageError: hosts.toml is wrong.
+        """
+        return self.python or host_settings(host).python or self.interpreter
+
     def over_ssh(self, host: str, config: Path | None) -> int:
         """Watch a far host until the operator leaves.
 
@@ -78,7 +87,7 @@ class Watch:
         from kimi_console.remote.dial import ssh_dial  # noqa: PLC0415 - asyncssh costs 0.2 s
 
         questions = Questions(terminal_handler())
-        dial = ssh_dial(host, self.interpreter, config, read_only=self.read_only, questions=questions)
+        dial = ssh_dial(host, self.interpreter_on(host), config, read_only=self.read_only, questions=questions)
         return self._watch(host, dial, questions)
 
     def on_this_machine(self, home: Path | None) -> int:
@@ -92,7 +101,7 @@ class Watch:
         return self._watch("this machine", local_dial(python, home, read_only=self.read_only))
 
     def _watch(self, title: str, dial: Dial, questions: Questions | None = None) -> int:
-        live = LiveSource(title, dial, read_only=self.read_only)
+        live = LiveSource(title, dial, read_only=self.read_only, snapshot=self.show.screen)
         source = Recorder(live, self.record) if self.record is not None else live
         profiles: list[Profile | Path] = [*([self.profile] if self.profile is not None else []), *self.others]
         return asyncio.run(_present(source, live, profiles, self.show, questions))
@@ -120,7 +129,7 @@ def diagnose_target(target: str, python: str | None, config: Path | None) -> Rep
         return report_file(Path(target))
     from kimi_console.remote.dial import ssh_dial  # noqa: PLC0415 - asyncssh costs 0.2 s
 
-    questions = Questions(terminal_handler())
+    questions, python = Questions(terminal_handler()), python or host_settings(target).python
     return asyncio.run(report_host(ssh_dial(target, python, config, read_only=True, questions=questions)))
 
 

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kimi_agent.errors import Exit
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
 
 from .conftest import Sshd, fingerprint, keygen
 
@@ -188,3 +191,41 @@ def test_a_host_where_all_is_well(sshd: Sshd, with_sglang: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (Exit.OK, "")
     assert done.stdout.startswith('{"status":"idle",')
+
+
+def found_python(sshd: Sshd) -> str:
+    """The Python of the agent that answers when nobody says which Python."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kimi_console", "diagnose", "gpu-07", "--json"],
+        check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (Exit.OK, "")
+    client = Client(Home(sshd.home / ".local" / "state" / "kimi-agent").socket)
+    agent = psutil.Process(client.hello["pid"]).cmdline()
+    client.close()
+    return str(agent[0])
+
+
+def test_a_virtual_environment_in_its_usual_place_is_found(sshd: Sshd, with_sglang: Path) -> None:
+    sshd.trust()
+    (sshd.home / "sglang-env").symlink_to(with_sglang.parents[1])
+    assert found_python(sshd) == str(sshd.home / "sglang-env" / "bin" / "python")
+
+
+def test_the_python_of_a_running_server_is_found(sshd: Sshd, with_sglang: Path) -> None:
+    sshd.trust()
+    running = subprocess.Popen([str(with_sglang), "-c", "import time; time.sleep(60)", "sglang.launch_server"])
+    try:
+        servers = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+        assert found_python(sshd) in {argv[0] for argv in servers if "sglang.launch_server" in argv}
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_the_python_that_the_operator_wrote_down_for_the_host_is_used(sshd: Sshd, with_sglang: Path) -> None:
+    sshd.trust()
+    hosts = sshd.client_home / ".config" / "kimi-console" / "hosts.toml"
+    hosts.parent.mkdir(parents=True)
+    hosts.write_text(f'[gpu-07]\npython = "{with_sglang}"\n')
+    assert found_python(sshd) == str(with_sglang)

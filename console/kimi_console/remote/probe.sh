@@ -55,12 +55,12 @@ if [ -n "$only" ]; then
 else
     candidate python3
     candidate python
-    running
     for path in "$HOME"/venv/bin/python "$HOME"/.venv/bin/python "$HOME"/*/venv/bin/python "$HOME"/*/.venv/bin/python \
         "$HOME"/sglang*/bin/python "$HOME"/miniconda3/envs/*/bin/python "$HOME"/miniforge3/envs/*/bin/python \
         "$HOME"/anaconda3/envs/*/bin/python /opt/conda/bin/python /opt/conda/envs/*/bin/python /opt/*/bin/python \
         /opt/venv/bin/python /venv/bin/python /workspace/venv/bin/python /workspace/.venv/bin/python; do
         candidate "$path"
     done
+    running
 fi
 printf '%s\n' "$mark"
