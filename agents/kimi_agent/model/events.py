@@ -8,6 +8,8 @@ bytes, rates per second. `None` means "not seen", never zero.
 from dataclasses import dataclass, field
 from typing import Final
 
+from kimi_agent.model.bisect import BisectChanged
+
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted:
@@ -107,6 +109,18 @@ class PhaseProgress:
     done: int
     total: int
     what: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogUnmatched:
+    """Lines of the start that read like the opening of a phase in words that are not known: a new SGLang's, perhaps."""
+
+    run: str
+    lines: int
+    seconds: float
+    """Seconds from such lines to the next known one, which may belong to another phase than is shown."""
+    last: str
+    """The last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +345,10 @@ class Unknown:
 
 
 Body = (
-    AgentStarted | RunStarted | BaselineKnown | StatusChanged | LogLines | PhaseEntered | PhaseProgress | RanksSampled
+    AgentStarted | RunStarted | BaselineKnown | StatusChanged | LogLines | PhaseEntered | PhaseProgress | LogUnmatched
+    | RanksSampled
     | HostSampled | ThroughputSampled | VerdictChanged | CaptureReported | DumpSampled | ShardCommitted
-    | RunExited | Note | Gap | Snapshot | Unknown
+    | RunExited | Note | Gap | BisectChanged | Snapshot | Unknown
 )  # fmt: skip
 
 
@@ -355,6 +370,7 @@ BODIES: Final[dict[str, type]] = {
     "log": LogLines,
     "phase": PhaseEntered,
     "progress": PhaseProgress,
+    "unmatched": LogUnmatched,
     "ranks": RanksSampled,
     "host": HostSampled,
     "throughput": ThroughputSampled,
@@ -365,6 +381,7 @@ BODIES: Final[dict[str, type]] = {
     "exit": RunExited,
     "note": Note,
     "gap": Gap,
+    "bisect": BisectChanged,
 }
 
 KINDS: Final[dict[type, str]] = {body: kind for kind, body in BODIES.items()}

@@ -6,6 +6,7 @@ from functools import singledispatch
 from typing import Any
 
 from kimi_agent.model import events as ev
+from kimi_agent.model.bisect import BisectChanged
 from kimi_agent.model.phases import ORDER, READY
 from kimi_agent.model.state import (
     HISTORY_SIZE,
@@ -55,6 +56,16 @@ def _on_run(state: State, run: str, change: Callable[[RunState], RunState]) -> S
     return replace(state, run=change(state.run))
 
 
+def _moved(run: RunState, time: float) -> RunState:
+    """The run has made progress: what had been silence until now counts for the phase it was in."""
+    phase = run.front
+    if phase is None or run.ready_time is not None:
+        return replace(run, moved=time)
+    longest = dict(run.silences)
+    longest[phase] = max(longest.get(phase, 0.0), time - run.moved)
+    return replace(run, moved=time, silences=tuple(longest.items()))
+
+
 @_apply.register
 def _(body: ev.AgentStarted, state: State, time: float) -> State:
     text = f"agent {body.version} started on {body.host}"
@@ -66,7 +77,7 @@ def _(body: ev.RunStarted, state: State, time: float) -> State:
     if body.adopted and state.run is not None and state.run.started.run == body.run:
         return _ring(state, time, "info", f"run {body.run} found again, pid {body.pid}")
     ranks = tuple(RankState(rank, since=time, entered=((RankState(rank).phase, time),)) for rank in body.ranks)
-    run = RunState(body, time, status_since=time, ranks=ranks)
+    run = RunState(body, time, status_since=time, ranks=ranks, moved=time)
     state = replace(state, run=run, run_count=state.run_count + 1)
     return _ring(state, time, "info", f"launched {body.name}, run {body.run}, pid {body.pid}")
 
@@ -109,7 +120,8 @@ def _(body: ev.PhaseEntered, state: State, time: float) -> State:
     def change(run: RunState) -> RunState:
         ranks = tuple(enter(rank) for rank in run.ranks)
         done = body.phase == READY and run.ready_time is None and ranks != run.ranks
-        return replace(run, ranks=ranks, ready_time=time if done else run.ready_time)
+        moved = _moved(run, time) if ranks != run.ranks else run
+        return replace(moved, ranks=ranks, ready_time=time if done else run.ready_time)
 
     return _on_run(state, body.run, change)
 
@@ -117,7 +129,12 @@ def _(body: ev.PhaseEntered, state: State, time: float) -> State:
 @_apply.register
 def _(body: ev.PhaseProgress, state: State, time: float) -> State:
     progress = Progress(body.phase, body.done, body.total, body.what, time)
-    return _on_run(state, body.run, lambda run: replace(run, progress=progress))
+    return _on_run(state, body.run, lambda run: replace(_moved(run, time), progress=progress))
+
+
+@_apply.register
+def _(body: ev.LogUnmatched, state: State, time: float) -> State:
+    return _on_run(state, body.run, lambda run: replace(run, unmatched=body))
 
 
 @_apply.register
@@ -200,6 +217,20 @@ def _(body: ev.RunExited, state: State, time: float) -> State:
     level = "info" if body.asked and not body.left else "error"
     left = f"; left behind: {', '.join(body.left)}" if body.left else ""
     return _ring(state, time, level, f"run {body.run} ended, exit code {code}{left}")
+
+
+@_apply.register
+def _(body: BisectChanged, state: State, time: float) -> State:
+    before = state.bisect if state.bisect is not None and state.bisect.bisect == body.bisect else None
+    state = replace(state, bisect=body)
+    known = {one.factor: one.outcome for one in before.attempts} if before is not None else {}
+    for one in body.attempts:
+        if one.outcome in ("passed", "hung", "failed") and known.get(one.factor) != one.outcome:
+            where = f" in {one.phase}" if one.phase and one.outcome != "passed" else ""
+            state = _ring(state, time, "info", f"bisect, {one.factor} changed: {one.outcome}{where}")
+    if before is None or before.state != body.state:
+        state = _ring(state, time, "info", f"bisect of {body.name} {body.state}: {body.conclusion}".rstrip(": "))
+    return state
 
 
 @_apply.register

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, field
 
+from kimi_agent.model.bisect import BisectChanged
 from kimi_agent.model.events import (
     AgentStarted,
     BaselineKnown,
     CaptureReported,
     DumpSampled,
     HostSampled,
+    LogUnmatched,
     RankSample,
     RunExited,
     RunStarted,
@@ -68,6 +70,11 @@ class RunState:
     status_since: float = 0.0
     ranks: tuple[RankState, ...] = ()
     progress: Progress | None = None
+    moved: float = 0.0
+    """When a rank last entered a phase or a bar moved."""
+    silences: tuple[tuple[str, float], ...] = ()
+    """(phase, longest seconds without progress while it was the earliest that a rank was in), until ready."""
+    unmatched: LogUnmatched | None = None
     samples: tuple[RankSample, ...] = ()
     samples_time: float | None = None
     ready_time: float | None = None
@@ -94,6 +101,11 @@ class RunState:
         return tuple(rank.rank for rank in self.ranks if ORDER[rank.phase] <= ORDER[phase])
 
     @property
+    def front(self) -> str | None:
+        """The earliest phase that a rank is in; `None` without ranks."""
+        return min((rank.phase for rank in self.ranks), key=ORDER.__getitem__, default=None)
+
+    @property
     def alive(self) -> bool:
         """Whether the run has not ended."""
         return self.exited is None
@@ -107,6 +119,8 @@ class State:
     run: RunState | None = None
     host: HostSampled | None = None
     host_time: float | None = None
+    bisect: BisectChanged | None = None
+    """The latest bisection, also one that has ended."""
     ring: tuple[RingEntry, ...] = ()
     gaps: int = 0
     unknown: int = 0

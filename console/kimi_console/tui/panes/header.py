@@ -60,7 +60,8 @@ def _status(view: View, level: int) -> Line:
         line.append((f"  ended, exit code {fmt.DASH if run.exited.code is None else run.exited.code}", "dim"))
     good = run.baseline
     if good is not None and word in ("STARTING", "SLOW", "HUNG") and level > 0:
-        line.append((f"   last good start {fmt.duration(good.total)}", "dim"))
+        which = "last good start" if good.starts == 1 else f"{good.starts} good starts"
+        line.append((f"   {which} {fmt.duration(good.total)}", "dim"))
     elif word == "READY" and run.ready_time is not None and level > 1:
         beside = f" of {fmt.duration(good.total)}" if good is not None else ""
         line.append((f"   started in {fmt.duration(run.ready_time - run.time)}{beside}", "dim"))

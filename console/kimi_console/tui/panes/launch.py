@@ -1,7 +1,8 @@
 """Launch: the phases of the start, this one beside the last good one, rank by rank."""
 
+from kimi_agent.model.events import LogUnmatched
 from kimi_agent.model.phases import MEANING, ORDER, PHASES
-from kimi_agent.model.starts import PhaseSpan, phase_spans
+from kimi_agent.model.starts import PhaseSpan, lateness, phase_spans, remaining
 from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, Span, fit
@@ -17,7 +18,7 @@ def _depends(view: View) -> tuple[object, ...]:
         return (view.read_only, view.replay)
     moving = run.alive and run.ready_time is None
     clock = int(view.now) if moving else 0
-    return (run.ranks, run.progress, run.status, run.exited, run.baseline, clock, view.lost)
+    return (run.ranks, run.progress, run.status, run.exited, run.baseline, run.unmatched, clock, view.lost)
 
 
 def draw(view: View, width: int, height: int) -> Drawing:
@@ -26,7 +27,8 @@ def draw(view: View, width: int, height: int) -> Drawing:
     if run is None:
         return Drawing([("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
     spans, good = phase_spans(run), run.baseline
-    reference = "last good" if width >= 56 else "good"
+    starts = good.starts if good is not None else 1
+    reference = "good" if width < 56 else "last good" if starts == 1 else f"of {starts} good"
     heading = f"   {'phase':<14}{'now':>8}{reference:>{_good_width(width)}}"
     lines: list[Line] = [[(heading + ("     ranks past it" if width >= 44 else ""), "dim")]]
     lines += [_row(view, run, phase, spans.get(phase), width) for phase in PHASES[:-1]]
@@ -36,7 +38,9 @@ def draw(view: View, width: int, height: int) -> Drawing:
     elif good is None and run.ready_time is None and len(lines) < height:
         text = " last good – : no start of this launch has become ready here yet"
         lines.append([(fit(text, width), "dim")])
-    return Drawing(_title(run), lines)
+    if run.unmatched is not None and run.ready_time is None and len(lines) < height:
+        lines.append([(fit(f" {_unmatched(run.unmatched)}", width), "warn")])
+    return Drawing(_title(view, run), lines)
 
 
 def _how_to_launch(view: View) -> str:
@@ -49,21 +53,41 @@ def _good_width(width: int) -> int:
     return 12 if width >= 56 else 8
 
 
-def _title(run: RunState) -> Line:
+def _unmatched(seen: LogUnmatched) -> str:
+    lines = "1 line" if seen.lines == 1 else f"{seen.lines} lines"
+    return f"{lines}, {fmt.duration(seen.seconds)} matched no known phase: {seen.last}"
+
+
+def _title(view: View, run: RunState) -> Line:
     if run.ready_time is not None:
         return [(f"ready in {fmt.duration(run.ready_time - run.time)}", "dim")]
     if run.exited is not None:
         return [(f'ended in "{front(run)}"', "bad")]
-    return [(f"{run.past(front(run))}/{len(run.ranks)} past {front(run)}", "dim")] if run.ranks else []
+    if not run.ranks:
+        return []
+    place: Line = [(f"{run.past(front(run))}/{len(run.ranks)} past {front(run)}", "dim")]
+    return [*place, *_expected(view, run)]
+
+
+def _expected(view: View, run: RunState) -> Line:
+    """When it should be ready, or by how much it is late, by good starts."""
+    left = remaining(run, view.known)
+    if left is None or run.status in ("HUNG", "FAILED"):
+        return []
+    late = lateness(run, view.known)
+    if late >= 1:
+        return [(f"  {fmt.duration(late)} late", "warn")]
+    return [(f"  about {fmt.duration(left)} to go", "plain")]
 
 
 def _row(view: View, run: RunState, phase: str, span: PhaseSpan | None, width: int) -> Line:
     total, past = len(run.ranks), run.past(phase)
     reference = dict(run.baseline.phases).get(phase) if run.baseline else None
+    slowest = dict(run.baseline.slowest).get(phase, reference) if run.baseline else None
     over = span is not None and span.end is None
     took = None if span is None else (span.end or run_end(run, view.known)) - span.start
     mark, role = _mark(run, phase, past, over)
-    slow = over and reference is not None and took is not None and took > 1.5 * reference + 5
+    slow = over and slowest is not None and took is not None and took > 1.5 * slowest + 5
     shown: Role = "warn" if slow else "bright" if over else "dim" if past == total else "plain"
     line: Line = [(f" {mark} ", role), (f"{phase:<14}", "bright" if over else "plain" if past else "dim")]
     line.append((f"{fmt.duration(took) if span else '':>8}", shown))
@@ -109,8 +133,11 @@ LAUNCH = PaneSpec(
     (
         *((phase, MEANING[phase]) for phase in PHASES[:-1]),
         ("now", "from the first rank that entered the phase to the last that left it, from the server's log"),
-        ("last good", "the same of the last start that became ready on this host with the same model, layout, "
-                      "SGLang and flags; a phase that takes half as long again is marked"),
+        ("last good", "the same of the last starts that became ready on this host with the same model, layout, "
+                      "SGLang and flags, their median; a phase that takes half as long again as the slowest is marked"),
+        ("to go", "until ready, by those good starts and by the bar of the present phase; or by how much it is late"),
+        ("matched no known phase", "lines that read like the opening of a phase in words that this version of the "
+                                   "console does not know, and the seconds until the next known one"),
         ("ranks past it", "how many ranks have left the phase, and which have not"),
     ),
 )  # fmt: skip
