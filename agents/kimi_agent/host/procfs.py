@@ -190,7 +190,8 @@ def connections(port: int) -> int:
 
 
 def _listeners(port: int) -> set[str]:
-    return _sockets(port, _LISTEN)
+    wanted = f":{port:04X}"
+    return {inode for address, inode in _listening_sockets() if address.endswith(wanted)}
 
 
 def _sockets(port: int, state: str) -> set[str]:
@@ -203,3 +204,30 @@ def _sockets(port: int, state: str) -> set[str]:
             if len(fields) > 9 and fields[3] == state and fields[1].endswith(wanted):
                 inodes.add(fields[9])
     return inodes
+
+
+def listening_ports(pids: Iterable[int]) -> set[int]:
+    """The TCP ports that any of these processes listens on."""
+    held = {target for pid in pids for target in open_files(pid) if target.startswith("socket:[")}
+    return {
+        int(address.rpartition(":")[2], 16) for address, inode in _listening_sockets() if f"socket:[{inode}]" in held
+    }
+
+
+def _listening_sockets() -> Iterator[tuple[str, str]]:
+    """(address and port in hexadecimal, inode) of every listening TCP socket."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (read_text(table) or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == _LISTEN:
+                yield fields[1], fields[9]
+
+
+def with_variable(name: str, value: str) -> dict[int, int]:
+    """This user's processes that were started with an environment variable, as {pid: start time}."""
+    wanted = f"{name}={value}"
+    return {
+        pid: start
+        for pid in pids()
+        if wanted in (read_text(f"/proc/{pid}/environ") or "").split("\0") and (start := starttime(pid)) is not None
+    }
