@@ -26,13 +26,21 @@ from kimi_agent.model.state import State
 from kimi_agent.paths import Home, private_dir
 from kimi_agent.profile import Profile, parse
 from kimi_agent.runs import baseline, launch, plan, teardown
+from kimi_agent.runs.bisecting import Bisector
+from kimi_agent.runs.checkpoint import Checkpoints
 from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.journal import Journal
 from kimi_agent.runs.prove import prove
+from kimi_agent.runs.recorder import RunRecorder
 from kimi_agent.runs.supervisor import Supervisor
 from kimi_agent.wire.rpc import PROTOCOL, Hello
+from kimi_agent.wire.snapshot import snapshot_line
 
 HOST_PERIOD = 2.0
+SAVE_EVENTS = 2000
+"""An agent that was killed leaves no more events than this, and those of a host period, to be folded anew."""
+LINES_SENT = 5000
+"""Lines of the log that a client gets with its first snapshot."""
 RESULTS_KEPT = 256
 SHARDS_DEADLINE = 60.0
 SHARDS_LISTED = 5000
@@ -53,10 +61,18 @@ class Agent:
         private_dir(home.root)
         self.home = home
         self.journal = Journal(home.journal)
-        self.state: State = fold(self.journal.events())
+        self._checkpoints = Checkpoints(home.journal)
+        known = self._checkpoints.newest(self.journal.last)
+        self.state: State = fold(self.journal.events(known.seq), known)
+        self._saved = self.state.seq
+        self._recorder = RunRecorder(home.recordings)
         self._supervisor: Supervisor | None = None
         self._watch: asyncio.Task[None] | None = None
         self._launching = asyncio.Lock()
+        self.bisector = Bisector(
+            home, launch=self._launch, running=lambda: self.running, emit=self.emit, state=lambda: self.state,
+            growth=self.journal.growth,
+        )  # fmt: skip
         self._results: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
         self._host = HostSampler()
         self._gpus = GpuReader()
@@ -69,6 +85,8 @@ class Agent:
             "preflight": self.preflight,
             "launch": self.launch,
             "stop": self.stop,
+            "bisect": self.bisector.start,
+            "bisect_stop": self.bisector.stop,
             "dump_start": self.dump_start,
             "dump_stop": self.dump_stop,
             "prove": self.prove,
@@ -82,8 +100,25 @@ class Agent:
         """Journal one event and fold it into the state; `False` when the disk takes no more."""
         event = self.journal.append(body)
         if event is not None:
-            self.state = reduce(self.state, event)
+            before, self.state = self.state, reduce(self.state, event)
+            self._recorder.take(event, before)
         return event is not None
+
+    def snapshot(self) -> bytes | None:
+        """The line of an event that stands for all up to now, with as much of the log's end as a line can hold."""
+        state = self.state
+        first, lines = self._recorder.log(state.run.started.run, LINES_SENT) if state.run else (0, [])
+        return snapshot_line(state, first, lines)
+
+    def save(self) -> None:
+        """Keep the state beside the journal, for the next agent's start."""
+        if self._saved == self.state.seq:
+            return
+        try:
+            self._checkpoints.save(self.state)
+        except OSError as error:
+            log.warning("the state could not be kept: %s", error)
+        self._saved = self.state.seq
 
     def hello(self) -> Hello:
         """The greeting for a new client."""
@@ -118,16 +153,20 @@ class Agent:
         if (warning := logout_warning()) is not None:
             self.emit(Note("warning", warning))
         await self._adopt()
+        await self.bisector.recover()
         self._sampling = asyncio.create_task(self._sample_host())
         await asyncio.to_thread(prune_cache)
 
     async def end(self) -> None:
-        """Let go of everything; a running server goes on and is found again."""
+        """Let go of everything; a running server goes on and is found again, but not one of a bisection."""
+        await self.bisector.close()
         for task in (self._sampling, self._watch):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self._gpus.close()
+        self.save()
+        self._recorder.close()
         self.journal.close()
 
     @property
@@ -170,8 +209,13 @@ class Agent:
         """The host's state in one stable object."""
         run = self.state.run
         answer: dict[str, Any] = {
-            "agent": {"version": __version__, "pid": os.getpid(), "host": socket.gethostname(), "build": build_id(),
-                      "clients": self.clients},
+            "agent": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "build": build_id(),
+                "clients": self.clients,
+            },
             "status": run.status if run else "IDLE",
             "run": None,
         }
@@ -205,10 +249,15 @@ class Agent:
 
     async def launch(self, profile: dict[str, Any]) -> dict[str, Any]:
         """Start the server of a profile; at most one runs."""
+        if self.bisector.active:
+            raise UsageError("a bisection goes on", "Stop it first.", slug="busy")
+        return {"run": (await self._launch(self._profile(profile))).record.run}
+
+    async def _launch(self, profile: Profile) -> Supervisor:
         async with self._launching:
             if self.running is not None:
                 raise UsageError(f"run {self.running.record.run} is alive", "Stop it first.", slug="busy")
-            made = await asyncio.to_thread(plan.make_plan, self._profile(profile), self.home)
+            made = await asyncio.to_thread(plan.make_plan, profile, self.home)
             plan.refuse(await asyncio.to_thread(plan.problems, made))
             record, process = launch.spawn(made, self.home)
             if not self.emit(launch.started(record, made, self.home, adopted=False)):
@@ -216,13 +265,19 @@ class Agent:
                 raise LaunchError(f"the journal in {self.home.journal} cannot be written", "Free space on its disk.")
             if (known := baseline.recall(self.home.baselines, made, record.run)) is not None:
                 self.emit(known)
-            self._supervise(Supervisor(
+            supervisor = Supervisor(
                 record, made, self.home, process=process, emit=self.emit, state=lambda: self.state
-            ))  # fmt: skip
-            return {"run": record.run}
+            )  # fmt: skip
+            self._supervise(supervisor)
+            return supervisor
 
     async def stop(self) -> dict[str, Any]:
-        """Stop the run and say what could not be released."""
+        """Stop the run, or the bisection whose run it is, and say what could not be released."""
+        if self.bisector.active:
+            run = self.state.run
+            await self.bisector.stop()
+            ended = self.state.run.exited if self.state.run is not None else None
+            return {"run": run.started.run if run is not None else "", "left": list(ended.left if ended else ())}
         supervisor = self._need_run()
         return {"run": supervisor.record.run, "left": list(await supervisor.stop())}
 
@@ -308,6 +363,8 @@ class Agent:
             await asyncio.sleep(HOST_PERIOD)
             if self.running is not None or self.clients:
                 self.emit(await self._sample())
+            if self.state.seq - self._saved >= SAVE_EVENTS:
+                self.save()
 
     async def _sample(self) -> HostSampled:
         gpus, no_gpu = await self._gpus.sample()
@@ -323,10 +380,12 @@ class Agent:
                     record, made, self.home, process=None, emit=self.emit, state=lambda: self.state
                 ))  # fmt: skip
                 continue
-            footprint = teardown.Footprint(record.pid, {record.pid: record.starttime})
-            left = teardown.release(footprint, made.profile.server.port, self.home.run_sockets(record.run))
+            same_boot = record.boot_id == boot_id()
+            footprint = teardown.Footprint(record.run, record.pid, {record.pid: record.starttime} if same_boot else {})
+            await teardown.kill(footprint)
+            left = teardown.release(footprint, self.home.run_sockets(record.run), plan.scratch(made, record.run))
             launch.mark_ended(record, directory)
-            why = "the host was restarted" if record.boot_id != boot_id() else "it ended while no agent ran"
+            why = "it ended while no agent ran" if same_boot else "the host was restarted"
             sockets, last = self.home.run_sockets(record.run), last_dump(record.run, self.state)
             DumpControl(record.run, sockets, made.dump_root, self.emit, last).end(f"{why}, and with it its writers")
             self.emit(StatusChanged(record.run, "FAILED", why))

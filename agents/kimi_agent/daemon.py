@@ -107,7 +107,11 @@ class _Connection:
         if request.params.get("epoch") not in (None, journal.epoch):
             after = 0
         where = {"epoch": journal.epoch, "first": journal.first, "last": journal.last}
-        await self._send([result_line(request.id, where)])
+        answer = [result_line(request.id, where)]
+        if after == 0 and request.params.get("snapshot") is True and (line := self._agent.snapshot()) is not None:
+            answer.append(line)
+            after = journal.last
+        await self._send(answer)
         if self._feed is not None:
             self._feed.cancel()
         self._feed = asyncio.create_task(self._push(min(after, journal.last)))

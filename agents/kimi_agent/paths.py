@@ -44,6 +44,11 @@ class Home:
         return self.root / "baselines"
 
     @property
+    def recordings(self) -> Path:
+        """One recording a run, several of a long one."""
+        return self.root / "recordings"
+
+    @property
     def dumps(self) -> Path:
         """Where dumps go when the profile names no directory."""
         return self.root / "dumps"

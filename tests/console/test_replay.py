@@ -1,6 +1,7 @@
 """Replaying recordings, journals and plain logs: the same events, at any speed, or one sentence."""
 
 import asyncio
+import resource
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,7 +18,7 @@ from kimi_agent.model.reduce import fold
 from kimi_agent.wire.codec import encode_event
 from kimi_console.source.logfile import log_lines
 from kimi_console.source.recorder import Recorder
-from kimi_console.source.replay import ReplaySource, open_events, parse_at
+from kimi_console.source.replay import ReplaySource, is_log, open_events, parse_at
 from kimi_console.source.session import Session
 
 LOGS = Path(__file__).parent.parent / "logs"
@@ -163,11 +164,24 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 async def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> None:
-    source = ReplaySource(write(tmp_path / "r.ndjson", notes(3)), None)
-    recorder = Recorder(source, Path("/dev/full"))
-    assert [event.seq async for batch in recorder.batches() for event in batch] == [1, 2, 3]
-    assert "recording to /dev/full stopped: No space left on device" in recorder.link.detail
+    source = ReplaySource(write(tmp_path / "r.ndjson", notes(60_000)), None)
+    recorder = Recorder(source, tmp_path / "r.kimirec")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        assert [event.seq async for batch in recorder.batches() for event in batch] == list(range(1, 60_001))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"the recording ended: cannot record to {tmp_path}/r.kimirec" in recorder.link.detail
     await recorder.close()
+
+
+async def test_a_recording_replays_as_the_events_it_was_made_of(tmp_path: Path) -> None:
+    recorder = Recorder(ReplaySource(LOGS / "cpu-hook-exception.log", None), tmp_path / "r.kimirec")
+    seen = [event async for batch in recorder.batches() for event in batch]
+    await recorder.close()
+    assert await played(ReplaySource(tmp_path / "r.kimirec", None)) == seen
+    assert not is_log(tmp_path / "r.kimirec")
 
 
 def test_a_recording_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> None:

@@ -59,12 +59,14 @@ class RecordingWriter:
         self._base = self._since_full = 0
         self._checkpoints: list[tuple[int, State]] = []
         self._checkpointed = -1
+        self._packed = 0
         self._events: list[Event] = []
         self._rests: list[bytes] = []
         self._bytes = self._log = 0
         self._seq = 0
         self._unwritten = False
         try:
+            self._size = path.stat().st_size if path.exists() else 0
             self._database = self._open(meta)
             newest = self._database.execute("SELECT place + events, run FROM blocks ORDER BY place DESC LIMIT 1")
             sealed, run = newest.fetchone() or (0, 0)
@@ -99,6 +101,11 @@ class RecordingWriter:
         if self._unwritten:
             self._write()
             self._unwritten = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the events written to the file by now, compressed."""
+        return self._size
 
     def close(self) -> None:
         """Flush, and leave one file that can be copied; what fails now was told before or is not needed."""
@@ -155,7 +162,8 @@ class RecordingWriter:
             found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
             self._marks += [mark for mark in found if mark is not None]
         if not kinds.isdisjoint(LOGGING):
-            self._log += sum([len(event.body.lines) for event in events if type(event.body) in LOGGING])  # type: ignore[union-attr]
+            bodies = [event.body for event in events]
+            self._log += sum([len(body.lines) for body in bodies if isinstance(body, LogLines | Snapshot)])
         self._events += events
         self._rests += [line[line.index(REST) :] for line in lines]
         self._bytes += sum(map(len, lines))
@@ -166,6 +174,7 @@ class RecordingWriter:
         if not self._events:
             return
         self.flush()
+        self._size += self._packed
         self._sealed += len(self._events)
         self._events, self._rests, self._bytes, self._log = [], [], 0, 0
 
@@ -183,6 +192,7 @@ class RecordingWriter:
             raise self._failed(error) from error
         self._marks.clear()
         self._checkpoints.clear()
+        self._packed = len(data)
 
     def _checkpoint(self, place: int, state: State) -> tuple[int, int, bytes]:
         """The row of a checkpoint: most are compressed against an earlier one, from which they differ little."""

@@ -93,18 +93,6 @@ def decode_lenient(line: bytes) -> Event:
         return Event(seq, float(time), Unknown(kind, data if isinstance(data, dict) else {"value": data}))
 
 
-def time_of(line: bytes) -> float:
-    """The time of an event's line, without reading its body.
-
-    Raises:
-        WireError: the line is not an envelope.
-    """
-    try:
-        return _envelope.decode(line).t
-    except msgspec.DecodeError as error:
-        raise WireError(f"not an event: {error}") from error
-
-
 def encode(message: object) -> bytes:
     """Any other message (greeting, request, response) as one line, without its newline."""
     return orjson.dumps(message)

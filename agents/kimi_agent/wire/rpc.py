@@ -6,12 +6,17 @@ Lines from a client: requests `{"id": n, "method": m, "params": {...}}`. A reque
 `command` id as an earlier one is answered with the first one's result and does nothing again.
 
 method         params                          result
-subscribe      epoch: str|null, after: int     {"epoch", "first", "last"}; then every event with seq > after
+subscribe      epoch: str|null, after: int,    {"epoch", "first", "last"}; then every event with seq > after. With
+               snapshot: bool                  snapshot, where after is 0 or of another epoch, the first event is the
+                                               state so far and the log's end, and only later ones follow
 ping                                           {}
 status                                         the same object as `kimi-agent status --json`
 preflight      profile: dict                   {"problems": [{"slug","message","hint"}], "argv": [...]}
 launch         profile: dict                   {"run"}
-stop                                           {"run", "left": [...]}
+stop                                           {"run", "left": [...]}; ends a bisection too
+bisect         profile: dict|null, only,       {"bisect", "factors": [...]}; without a profile, of the run that hung or
+               limit, first, resume            failed last; the table comes as events
+bisect_stop                                    {"bisect"}
 dump_start     name: str|null, resume: bool    {"dump", "directory", "boundaries"}; resume goes on with that dump
 dump_stop                                      {"dump", "rows", "samples", "shards"}
 prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from datetime import datetime
 
 from kimi_agent.model.events import Event, PhaseEntered
-from kimi_agent.model.reduce import reduce
+from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_agent.wire.codec import encode_event
 from kimi_console.source.recorder import Batches
@@ -22,10 +22,8 @@ class TextPrinter:
         """The lines that a batch is worth."""
         lines: list[str] = []
         for event in batch:
-            if event.seq <= self.state.seq:
-                self.state = State()
             before = self.state
-            self.state = reduce(before, event)
+            self.state = resume(before, event)
             if isinstance(event.body, PhaseEntered):
                 lines.append(f"{_clock(event.time)} info    {event.body.rank} {event.body.phase}")
             if self.state.ring is not before.ring:

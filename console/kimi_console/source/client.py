@@ -130,14 +130,16 @@ class AgentClient:
             if not future.cancel() and not future.cancelled():
                 future.exception()
 
-    async def subscribe(self, epoch: str | None, after: int) -> Subscription:
+    async def subscribe(self, epoch: str | None, after: int, *, snapshot: bool = False) -> Subscription:
         """Ask for every event after `after`; they arrive through `batches`.
+
+        With `snapshot`, a first subscription begins with the state so far in place of the events that made it.
 
         Raises:
             LinkLost: the stream ended before the response.
             KimiError: the agent refused, or its answer makes no sense.
         """
-        answer = await self.request("subscribe", epoch=epoch, after=after)
+        answer = await self.request("subscribe", epoch=epoch, after=after, snapshot=snapshot)
         try:
             return msgspec.convert(answer, Subscription)
         except msgspec.ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from kimi_agent.errors import KimiError, UnavailableError
-from kimi_agent.model.events import Event, Gap
+from kimi_agent.model.events import Event, Gap, Snapshot
 from kimi_agent.wire.rpc import READ_ONLY, Hello
 from kimi_console.source.base import Link
 from kimi_console.source.client import AgentClient, Dial, LinkLost
@@ -38,8 +38,18 @@ class LiveSource:
     that the agent no longer holds appear as one `Gap`, numbered like the first event it stands for.
     """
 
-    def __init__(self, title: str, dial: Dial, *, read_only: bool = False, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        dial: Dial,
+        *,
+        read_only: bool = False,
+        snapshot: bool = False,
+        patience: Patience | None = None,
+    ) -> None:
+        """A source that is not yet connected; `snapshot` asks for the state so far instead of all events so far."""
         self.title = title
+        self._snapshot = snapshot
         self.read_only = read_only
         self.hello: Hello | None = None
         """The greeting of the last connection."""
@@ -158,7 +168,7 @@ class LiveSource:
 
     async def _subscribe(self, client: AgentClient) -> None:
         try:
-            await client.subscribe(self._epoch, self._last)
+            await client.subscribe(self._epoch, self._last, snapshot=self._snapshot)
         except KimiError:
             await client.close()
             raise
@@ -177,6 +187,10 @@ class LiveSource:
         fresh: list[Event] = []
         for event in batch:
             if event.seq <= self._last:
+                continue
+            if isinstance(event.body, Snapshot):
+                fresh.append(event)
+                self._last = event.seq
                 continue
             if isinstance(event.body, Gap):
                 fresh.append(Event(self._last + 1, event.time, Gap(self._last + 1, event.seq, event.body.reason)))

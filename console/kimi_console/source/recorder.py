@@ -1,13 +1,16 @@
-"""A source that also appends every event to a file: the recording is the wire's own lines."""
+"""A source that also records every event."""
 
-import os
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-from kimi_agent.errors import UsageError
 from kimi_agent.model.events import Event
+from kimi_agent.model.reduce import resume
+from kimi_agent.model.state import State
+from kimi_agent.record.format import SLOW_LEVEL, RecordingError
+from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
 from kimi_agent.wire.codec import encode_event
 from kimi_console.source.base import Link
 
@@ -26,22 +29,21 @@ class Batches(Protocol):
 
 
 class Recorder:
-    """Wraps a source; each batch is in the file before anyone sees it."""
+    """Wraps a source; each batch is taken before anyone sees it, and in the file a second later."""
 
     def __init__(self, source: Batches, path: Path) -> None:
-        """Open the recording for appending; a new one can be read by this user only.
+        """Open the recording, to go on with it when there is one; a new one can be read by this user only.
 
         Raises:
-            UsageError: the file cannot be opened.
+            RecordingError: the file cannot be opened, or is something else.
         """
         self.title = source.title
         self._source = source
         self._path = path
         self._failed = ""
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise UsageError(f"cannot record to {path}: {error.strerror}", "Choose another file.") from error
+        self._state = State()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writer = RecordingWriter(path, level=SLOW_LEVEL, title=source.title)
 
     @property
     def link(self) -> Link:
@@ -60,19 +62,29 @@ class Recorder:
                 yield batch
 
     def _append(self, batch: Sequence[Event]) -> None:
-        data = b"".join(encode_event(event) + b"\n" for event in batch)
-        begin = os.lseek(self._file, 0, os.SEEK_END)
+        before = self._state
+        for event in batch:
+            self._state = resume(self._state, event)
         try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError as error:
-            self._failed = f"recording to {self._path} stopped: {error.strerror}"
-            with suppress(OSError):
-                os.ftruncate(self._file, begin)
+            self._writer.append(batch, [encode_event(event) for event in batch], before)
+        except RecordingError as error:
+            self._give_up(error)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_PERIOD, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        try:
+            self._writer.flush()
+        except RecordingError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: RecordingError) -> None:
+        self._failed = f"the recording ended: {error.message}"
 
     async def close(self) -> None:
         """Close the source and the file."""
         await self._source.close()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._timer is not None:
+            self._timer.cancel()
+        self._writer.close()

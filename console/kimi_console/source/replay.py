@@ -4,11 +4,14 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from kimi_agent.errors import UsageError
 from kimi_agent.model.events import Event
+from kimi_agent.record.format import MAGIC
+from kimi_agent.record.reader import Recording
 from kimi_agent.text import clean
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode_event
 from kimi_console.source.base import Link
@@ -127,6 +130,8 @@ def open_events(path: Path) -> Iterator[Event]:
     if path.is_dir():
         return _journal(path)
     head = _head(path)
+    if head.startswith(MAGIC):
+        return _recorded(path)
     if head.lstrip().startswith(b"{"):
         return _events_of(path)
     if b"\0" in head:
@@ -142,7 +147,7 @@ def is_log(path: Path) -> bool:
     Raises:
         UsageError: it cannot be read.
     """
-    return not path.is_dir() and not _head(path).lstrip().startswith(b"{")
+    return not path.is_dir() and not _head(path).lstrip().startswith((b"{", MAGIC))
 
 
 def _head(path: Path) -> bytes:
@@ -150,6 +155,12 @@ def _head(path: Path) -> bytes:
     if not head.strip():
         raise UsageError(f"{path} is empty", "Give a recording, a journal or an SGLang log.")
     return head
+
+
+def _recorded(path: Path) -> Iterator[Event]:
+    with closing(Recording(path)) as recording:
+        for batch in recording.batches():
+            yield from batch
 
 
 def _journal(directory: Path) -> Iterator[Event]:

@@ -1,9 +1,9 @@
 """The headless core of the console: folds a source's events into state and keeps the log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from kimi_agent.model.events import LogLines, RunStarted
-from kimi_agent.model.reduce import reduce
+from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
+from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_console.source.base import Control, Link, Source
 from kimi_console.store.spool import LogSpool
@@ -36,28 +36,39 @@ class Session:
         """Fold batches until the source ends."""
         async for batch in self.source.batches():
             for event in batch:
-                if event.seq <= self.state.seq:
-                    # A source never repeats an event: this is the first of another journal, or a replay sought back.
-                    self.state = State()
-                    self.log.clear()
-                if isinstance(event.body, LogLines):
-                    self._keep_lines(event.body)
-                elif isinstance(event.body, RunStarted) and not event.body.adopted:
-                    self.log.clear()
-                    self._next_line = 0
-                self.state = reduce(self.state, event)
+                self._take(event)
             self.version += 1
             for listener in self._listeners:
                 listener()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event.body, Snapshot):
+            self.log.clear()
+            self._next_line = 0
+            self._append(event.body.first, event.body.lines)
+        elif event.seq <= self.state.seq:
+            # A source never repeats an event: this is the first of another journal.
+            self.log.clear()
+            self._next_line = 0
+        if isinstance(event.body, LogLines):
+            self._keep_lines(event.body)
+        elif isinstance(event.body, RunStarted) and not event.body.adopted:
+            self.log.clear()
+            self._next_line = 0
+        self.state = resume(self.state, event)
 
     def _keep_lines(self, body: LogLines) -> None:
         run = self.state.run
         if run is None or run.started.run != body.run:
             return
-        if body.first > self._next_line:
-            self.log.append([f"… {body.first - self._next_line} lines are missing here …"])
-        self.log.append(body.lines[max(0, self._next_line - body.first) :])
-        self._next_line = max(self._next_line, body.first + len(body.lines))
+        self._append(body.first, body.lines)
+
+    def _append(self, first: int, lines: Sequence[str]) -> None:
+        if first > self._next_line:
+            what = "lines are missing here" if self._next_line else "earlier lines are not here"
+            self.log.append([f"… {first - self._next_line:,} {what} …"])
+        self.log.append(lines[max(0, self._next_line - first) :])
+        self._next_line = max(self._next_line, first + len(lines))
 
     async def close(self) -> None:
         """Let go of the source and the log's spool."""
