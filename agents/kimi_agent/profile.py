@@ -55,6 +55,8 @@ class Limits:
     """Stop the run when it is not ready by then; `None` waits for ever."""
     stop_grace: float = 20.0
     """What a stop waits before it kills."""
+    canary: float | None = None
+    """Deadline of the one token asked for when a ready server's scheduler falls silent; `None` asks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from kimi_agent.doctor.facts import Deep, Kernel
+from kimi_agent.doctor.facts import Answer, Deep, Kernel
 from kimi_agent.doctor.limits import silence_limit
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
@@ -111,6 +111,10 @@ class Seen:
     port_open: bool | None = None
     plugin_pids: frozenset[int] | None = None
     """Processes in which the plugin was loaded, which it is before the weights; `None` when not looked at."""
+    canary: Answer | None = None
+    """The last canary's fate; `None` when none was sent."""
+    canary_time: float | None = None
+    """When that was known, Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +250,7 @@ def evidence_of(
         dead=(*known, *(rank for rank in gone if rank not in known)),
         throughput=run.throughput,
         throughput_age=None if run.throughput_time is None else max(now - run.throughput_time, 0.0),
-        heartbeat=_heartbeat(run, before),
+        heartbeat=_heartbeat(run, before, seen),
         progress=run.progress,
         exited=run.exited,
         capture=run.started.capture,
@@ -285,8 +289,11 @@ def _quiet(run: RunState, seen: Seen, before: Evidence | None, now: float) -> fl
     return before.quiet_since if before is not None and before.quiet_since is not None else now
 
 
-def _heartbeat(run: RunState, before: Evidence | None) -> float | None:
-    """When the engine last moved: by the last sample, or by an earlier one when that had no answer."""
+def _heartbeat(run: RunState, before: Evidence | None, seen: Seen) -> float | None:
+    """When the engine last moved: by the last sample, by an earlier one when that had no answer, or by a canary."""
+    last = before.heartbeat if before is not None else None
     if run.throughput is not None and run.throughput.engine_age is not None and run.throughput_time is not None:
-        return run.throughput_time - run.throughput.engine_age
-    return before.heartbeat if before is not None else None
+        last = run.throughput_time - run.throughput.engine_age
+    if last is not None and seen.canary is not None and seen.canary.status == 200 and seen.canary_time is not None:
+        return max(last, seen.canary_time)
+    return last

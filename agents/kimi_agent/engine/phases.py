@@ -57,6 +57,8 @@ class PhaseTracker:
         self.lines = 0
         self.unmatched = 0
         """Lines before ready that read like the opening of a phase and that no mark knows."""
+        self.unmatched_last = ""
+        """The last of them."""
         self.first_time: float | None = None
         self.last_time: float | None = None
         self.progress_time: float | None = None
@@ -168,6 +170,7 @@ class PhaseTracker:
             self._unmatched_seconds, self._unmatched_since = self.unmatched_seconds, None
         elif changes is None and not self.ready and marks.could_be_mark(line.message):
             self.unmatched += 1
+            self.unmatched_last = line.message
             self._unmatched_since = self._unmatched_since or self.last_time
         return changes or []
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
-from kimi_agent.doctor.facts import Stack
+from kimi_agent.doctor.facts import Answer, Stack
 from kimi_agent.doctor.rules.common import (
     describe,
     frame_name,
@@ -133,12 +133,23 @@ def heartbeat(evidence: Evidence) -> Verdict | None:
         lines.append(f"port: {throughput.source}")
     elif throughput is not None:
         lines.append(f"port: {throughput.running} running, {throughput.waiting} waiting")
+    lost = _lost_canary(evidence)
+    if lost is not None:
+        lines.append(f"port: the canary, one token, did not come back: {lost.why}")
     lines += [*_answers(evidence), *stack_lines(evidence, _names(evidence))]
     lines += [describe(sample) for sample in evidence.samples]
     lines += [line for line in unchecked(evidence) if line not in lines]
     advice = ("look at the stacks of all ranks", "do not trust HTTP 200: it comes from another process")
     summary = f"the scheduler has not moved for {age}"
-    return Verdict("unknown", summary, None, 0.7, tuple(lines), ruled_out(evidence), advice)
+    confidence = 0.7 if lost is None else 0.9
+    return Verdict("unknown", summary, None, confidence, tuple(lines), ruled_out(evidence), advice)
+
+
+def _lost_canary(evidence: Evidence) -> Answer | None:
+    """The canary that got no token since the scheduler was last heard."""
+    canary, time = evidence.seen.canary, evidence.seen.canary_time
+    lost = canary is not None and canary.status is None and (time or 0.0) > (evidence.heartbeat or 0.0)
+    return canary if lost else None
 
 
 def silent(evidence: Evidence) -> Verdict | None:
