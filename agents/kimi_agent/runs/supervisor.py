@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from kimi_agent.doctor.evidence import Evidence, evidence_of
 from kimi_agent.doctor.examiner import Examiner
@@ -22,6 +23,7 @@ from kimi_agent.host.procfs import listening
 from kimi_agent.model.events import (
     Body,
     LogLines,
+    LogUnmatched,
     Note,
     PhaseEntered,
     PhaseProgress,
@@ -35,6 +37,7 @@ from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.state import RunState, State
 from kimi_agent.paths import Home
 from kimi_agent.runs import baseline, launch, teardown
+from kimi_agent.runs.canary import Canary
 from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
 from kimi_agent.runs.plan import Plan
@@ -86,6 +89,7 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
+        self._canary = Canary(plan)
         self._examiner = Examiner(self._run.started, self._run.time, self._sockets)
         self._port_open: bool | None = None
         self._plugin_pids: frozenset[int] | None = None
@@ -116,6 +120,7 @@ class Supervisor:
             await asyncio.gather(*loops, return_exceptions=True)
             self._close_exits()
             await self._examiner.close()
+            await self._canary.close()
         try:
             await self._finish()
         finally:
@@ -264,6 +269,8 @@ class Supervisor:
             self._verdict, self._verdict_time = verdict, now
             self._emit(VerdictChanged(self.record.run, verdict))
         self._examiner.consider(evidence, verdict)
+        self._canary.consider(evidence)
+        self._tell_unmatched()
         if not self._asked:
             self._set_status(*status(evidence, verdict))
         self._check_start_timeout()
@@ -272,8 +279,15 @@ class Supervisor:
         host = self._state().host
         gpus, no_gpu = (host.gpus, host.no_gpu) if host is not None else ((), "not looked at")
         seen = self._examiner.seen(gpus, no_gpu, self._port_open, self._plugin_pids)
+        seen = replace(seen, canary=self._canary.answer, canary_time=self._canary.time)
         self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, seen=seen)
         return self._evidence
+
+    def _tell_unmatched(self) -> None:
+        seen, told = self._tracker, self._run.unmatched
+        lines, seconds = seen.unmatched, round(seen.unmatched_seconds, 1)
+        if lines and (told is None or told.lines != lines or seconds - told.seconds >= VERDICT_PERIOD):
+            self._emit(LogUnmatched(self.record.run, lines, seconds, seen.unmatched_last))
 
     def _check_start_timeout(self) -> None:
         limit = self.plan.profile.limits.start_timeout
