@@ -84,6 +84,14 @@ def test_a_stopped_rank_is_named_at_once(evidence: Evidence) -> None:
     assert diagnose(stopped).evidence[0].startswith("proc: TP1 (pid 41) state T")
 
 
+def test_a_rank_that_is_stopped_for_a_moment_only_is_not_told() -> None:
+    state = run_of(ev.RanksSampled("r", (sample("TP0"), sample("TP1", "T"))))
+    tracker = PhaseTracker(("TP0", "TP1"))
+    first = evidence_of(state, tracker, NOW)
+    assert diagnose(first).kind == "none"
+    assert diagnose(evidence_of(state, tracker, NOW + 1, before=first)).rank == "TP1"
+
+
 def test_a_dead_rank_is_blamed_and_not_the_survivor_that_lost_it() -> None:
     effect = Raised("TP0", "RuntimeError", "Connection closed by peer", NOW, fatal=True, effect=True)
     dead = serving(dead=("TP1", "TP0"), facts=LogFacts(exception=effect, failed="SIGQUIT received"))

@@ -23,6 +23,8 @@ from kimi_agent.doctor.rules.common import (
 from kimi_agent.model.events import GpuSample, Verdict
 from kimi_agent.model.phases import IMPORT, JOIN, MEANING
 
+SETTLED: Final = 0.4
+"""Seconds for which a process is stopped before that is told."""
 SPIN_LOAD: Final = 95
 """Percent of utilisation that NVML shows while a kernel runs, whether it works or spins."""
 SPIN_POWER: Final = 0.35
@@ -39,6 +41,8 @@ def stopped(evidence: Evidence) -> Verdict | None:
         if sample.state != "T":
             continue
         since = dict(evidence.stopped_since).get(sample.rank)
+        if since is not None and evidence.now - since < SETTLED:
+            continue  # SGLang's own watchdog stops a rank for a moment to read its stack
         held = f", for {clock(evidence.now - since)}" if since is not None else ""
         others = [rank.rank for rank in evidence.ranks if rank.rank != sample.rank]
         lines = [f"{describe(sample)}{held}", _own_line(evidence, sample.rank), *stack_lines(evidence, others)]
