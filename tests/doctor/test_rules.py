@@ -213,7 +213,7 @@ def test_any_evidence_gets_a_verdict_with_sourced_lines_and_ready_is_never_a_gue
     word, reason = status(evidence, verdict)
     assert reason
     assert 0 <= verdict.confidence <= 1
-    sources = ("log: ", "proc: ", "nvml: ", "stack: ", "port: ", "plugin: ")
+    sources = ("log: ", "proc: ", "nvml: ", "stack: ", "port: ", "plugin: ", "kernel: ", "cgroup: ", "lock: ", "disk: ")
     assert all(line.startswith(sources) for line in verdict.evidence)
     assert verdict.kind == "none" or verdict.evidence
     if word == "READY":
