@@ -27,6 +27,10 @@ class LogDiagnosis:
     verdict: Verdict
     silent_s: float | None
     """Seconds without progress at the end of the log; `None` when ready, or without times."""
+    unmatched: int = 0
+    """Lines that read like the opening of a phase in words that are not known."""
+    unmatched_s: float = 0.0
+    """Seconds from such lines to the next known one."""
 
 
 def diagnose_log(chunks: Iterable[bytes], now: float | None = None, limits: Limits | None = None) -> LogDiagnosis:
@@ -59,4 +63,7 @@ def diagnose_tracker(tracker: PhaseTracker, now: float | None = None, limits: Li
     )
     verdict = with_facts(text_verdict(evidence, tracker) or diagnose(evidence), tracker)
     word, reason = status(evidence, verdict)
-    return LogDiagnosis(word, reason, evidence.phase or IMPORT, evidence.ranks, verdict, silent)
+    return LogDiagnosis(
+        word, reason, evidence.phase or IMPORT, evidence.ranks, verdict, silent,
+        tracker.unmatched, tracker.unmatched_seconds,
+    )  # fmt: skip

@@ -48,6 +48,8 @@ class Report:
     ranks: dict[str, RankReport]
     verdict: Verdict
     silent_s: float | None
+    unmatched: tuple[int, float] = (0, 0.0)
+    """Lines of the start whose wording is not known, and the seconds that they stand for."""
 
     def as_json(self) -> bytes:
         """The stable object, as one line."""
@@ -80,6 +82,8 @@ class Report:
             lines += [f"  {line}" for line in verdict.evidence]
             lines += [f"  not {line}" for line in verdict.ruled_out]
             lines += [f"  do  {line}" for line in verdict.advice]
+        if self.unmatched[0]:
+            lines.append(f"  {self.unmatched[0]} lines, {self.unmatched[1]:.0f} s matched no known phase")
         lines += [f"  {rank}  {seen.phase}, {seen.since_s:.0f} s" for rank, seen in self.ranks.items()]
         return "\n".join(lines) + "\n"
 
@@ -110,7 +114,10 @@ def report_file(path: Path) -> Report:
         rank.rank: RankReport(rank.phase, max(0.0, end - rank.since) if rank.since else 0.0, UNSEEN)
         for rank in found.ranks
     }
-    return Report(found.status, found.reason, found.phase, ranks, found.verdict, found.silent_s)
+    return Report(
+        found.status, found.reason, found.phase, ranks, found.verdict, found.silent_s,
+        (found.unmatched, found.unmatched_s),
+    )  # fmt: skip
 
 
 def report_state(state: State, path: Path) -> Report:
@@ -135,6 +142,7 @@ def report_state(state: State, path: Path) -> Report:
         ranks,
         run.verdict or NO_VERDICT,
         None,
+        (run.unmatched.lines, run.unmatched.seconds) if run.unmatched is not None else (0, 0.0),
     )
 
 

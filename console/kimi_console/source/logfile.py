@@ -1,18 +1,19 @@
 """A plain SGLang log as events: what the agent would have journaled, had it watched."""
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from kimi_agent.doctor.logfile import diagnose_log
+from kimi_agent.doctor.logfile import diagnose_log, diagnose_tracker
 from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.engine.phases import Change, Entered, PhaseTracker
-from kimi_agent.errors import UsageError
 from kimi_agent.model.events import (
     Body,
     Event,
     LogLines,
+    LogUnmatched,
     PhaseEntered,
     PhaseProgress,
     RunStarted,
@@ -20,18 +21,21 @@ from kimi_agent.model.events import (
     VerdictChanged,
 )
 from kimi_agent.text import clean
+from kimi_console.source.files import chunks_of
 
 RUN = "log"
 """The run id that a log's events carry."""
-CHUNK = 1 << 20
 SCOUTED = 10_000
 """Lines of the beginning that are read twice, to know the ranks before the first event."""
 _ARGUMENTS = {
     "model": re.compile(r"\bmodel_path(?:': |=)'([^']*)'"),
     "host": re.compile(r"\bhost(?:': |=)'([^']*)'"),
+    "tp": re.compile(r"\btp_size(?:': |=)(\d{1,3})\b"),
     "port": re.compile(r"\bport(?:': |=)(\d{1,5})\b"),
 }
 """How `server_args=` spells them, as a dictionary or as a call."""
+LINE_SECONDS = 0.1
+"""What a line takes to play in a log without times."""
 MAX_LINES = 500
 MAX_CHARACTERS = 200_000
 """Most that one event holds, so that it fits a line of the wire."""
@@ -51,20 +55,6 @@ def log_lines(path: Path) -> Iterator[str]:
         yield from split_lines(b"\n", carry)[0]
 
 
-def chunks_of(path: Path) -> Iterator[bytes]:
-    """The bytes of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", "Check the path and its permissions.") from error
-
-
 class LogEvents:
     """Turns one log into numbered events, line by line; log times drive the clock."""
 
@@ -77,6 +67,9 @@ class LogEvents:
         self._characters = 0
         self._first = 0
         self._status = "STARTING"
+        self._verdict: tuple[str, str | None] = ("none", None)
+        self._timed = True
+        self._unmatched = 0
 
     def events(self) -> Iterator[Event]:
         """The events of the log, and the doctor's verdict on the whole of it at its end.
@@ -84,7 +77,7 @@ class LogEvents:
         Raises:
             UsageError: it cannot be read.
         """
-        yield self._run()
+        yield self._run(islice(log_lines(self._path), SCOUTED))
         for line in log_lines(self._path):
             yield from self._line(line)
         yield from self._flush()
@@ -94,19 +87,51 @@ class LogEvents:
         if found.status != self._status != "STOPPING":
             yield self._event(StatusChanged(RUN, found.status, found.reason))
 
-    def _run(self) -> Event:
+    def following(self, pieces: Iterable[Sequence[str]]) -> Iterator[list[Event]]:
+        """The events of a log that still grows, given as pieces of lines; an empty piece is a moment without any."""
+        head: list[str] = []
+        for lines in pieces:
+            if self._seq == 0:
+                head += lines
+                if not head or (lines and len(head) < SCOUTED):
+                    continue
+                lines, found = head, [self._run(head)]
+            else:
+                found = []
+            found += [event for line in lines for event in self._line(line)]
+            if len(lines) < len(head) or not lines:
+                found += self._flush()
+            yield found if lines else [*found, *self._judged(time.time())]
+        if self._seq == 0:
+            yield [self._run(head), *(event for line in head for event in self._line(line))]
+        yield [*self._flush(), *self._judged(None)]
+
+    def _judged(self, now: float | None) -> Iterator[Event]:
+        """What the doctor says of what was read so far, where that is news."""
+        found = diagnose_tracker(self._tracker, now)
+        kind = (found.verdict.kind, found.verdict.rank)
+        if kind != self._verdict:
+            self._verdict = kind
+            yield self._event(VerdictChanged(RUN, found.verdict))
+        if found.status != self._status != "STOPPING":
+            self._status = found.status
+            yield self._event(StatusChanged(RUN, found.status, found.reason))
+
+    def _run(self, head: Iterable[str]) -> Event:
         """The run's first event; its ranks and arguments are looked for in the first lines."""
         scout = PhaseTracker()
         arguments = ""
-        for line in map(parse, islice(log_lines(self._path), SCOUTED)):
+        for line in map(parse, head):
             scout.feed(line)
             if not arguments and line.message.startswith("server_args="):
                 arguments = line.message
-        ranks = scout.ranks or ("TP0",)
-        self._tracker = PhaseTracker(ranks)
-        self._time = scout.first_time or 0.0
         found = {name: match[1] for name, pattern in _ARGUMENTS.items() if (match := pattern.search(arguments))}
         model = found.get("model", "")
+        told = tuple(f"TP{rank}" for rank in range(int(found.get("tp", 0))))
+        ranks = told if set(scout.ranks) < set(told) else scout.ranks or ("TP0",)
+        self._tracker = PhaseTracker(ranks)
+        self._timed = scout.first_time is not None
+        self._time = scout.first_time or 0.0
         started = RunStarted(
             run=RUN,
             name=Path(model).name or self._path.name,
@@ -127,7 +152,7 @@ class LogEvents:
     def _line(self, text: str) -> Iterator[Event]:
         line = parse(text)
         changes = self._tracker.feed(line)
-        now = self._tracker.last_time or self._time
+        now = (self._tracker.last_time or self._time) if self._timed else self._time + LINE_SECONDS
         full = len(self._lines) >= MAX_LINES or self._characters + len(text) > MAX_CHARACTERS
         if now > self._time or full:
             yield from self._flush()
@@ -138,6 +163,10 @@ class LogEvents:
         if changes or status != self._status:
             yield from self._flush()
             yield from map(self._event, map(_body, changes))
+        if self._tracker.unmatched > self._unmatched or (changes and self._unmatched):
+            self._unmatched = self._tracker.unmatched
+            seconds, last = self._tracker.unmatched_seconds, self._tracker.unmatched_last
+            yield self._event(LogUnmatched(RUN, self._unmatched, seconds, last))
         if status != self._status:
             self._status = status
             yield self._event(StatusChanged(RUN, status, reason))

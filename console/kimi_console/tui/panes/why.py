@@ -1,19 +1,26 @@
 """Why: the doctor's verdict, with what it rests on."""
 
+import re
+from typing import Final
+
 from kimi_agent.model.events import Verdict
+from kimi_agent.model.state import RingEntry
 from kimi_console.tui import format as fmt
-from kimi_console.tui.cells import Line, Role, crop, hanging, paragraphs, spread, wrap
+from kimi_console.tui.cells import Line, Role, crop, fit, hanging, paragraphs, spread, wrap
 from kimi_console.tui.panes.base import Drawing, PaneSpec
 from kimi_console.tui.view import GLYPHS, View
 
+_TROUBLE: Final = re.compile(r"^(?:\w+ → (?:HUNG|SLOW|FAILED)|(?:HUNG|SLOW) → |verdict |cleared)")
 EVIDENCE_SHOWN = 5
+LATCHED_SHOWN = 4
 
 
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
         return (view.lost, view.link.detail)
-    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link.detail)
+    latched = latched_entries(view)
+    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link.detail, latched)
 
 
 def headline(verdict: Verdict, status: str) -> Line:
@@ -96,7 +103,24 @@ def _quiet(view: View, width: int) -> list[Line]:
         return paragraphs(run.status_reason or "the doctor has not looked yet", "plain", width)
     text = "no problem seen" if run.verdict is not None else "the doctor has seen nothing to explain so far"
     reason = paragraphs(run.status_reason, "dim", width) if run.status_reason else []
-    return [*paragraphs(text, "dim", width), *reason]
+    return [*paragraphs(text, "dim", width), *reason, *_latched(view, width)]
+
+
+def latched_entries(view: View) -> tuple[RingEntry, ...]:
+    """The last times that this run was not well, and that it was again: what flashed by stays readable."""
+    run = view.run
+    if run is None:
+        return ()
+    told = [entry for entry in view.state.ring if entry.time >= run.time and _TROUBLE.search(entry.text)]
+    return tuple(told[-LATCHED_SHOWN:])
+
+
+def _latched(view: View, width: int) -> list[Line]:
+    lines: list[Line] = [
+        crop([(f" {fmt.clock(entry.time)} ", "dim"), (entry.text, "warn" if entry.level != "good" else "dim")], width)
+        for entry in latched_entries(view)
+    ]
+    return [[], [(fit(" earlier in this run, E shows all", width), "dim")], *lines] if lines else []
 
 
 def _evidence(text: str, width: int) -> list[Line]:
