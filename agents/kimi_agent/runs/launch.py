@@ -32,6 +32,7 @@ def spawn(plan: Plan, home: Home) -> tuple[RunRecord, subprocess.Popen[bytes]]:
     if plan.profile.capture.enabled:
         plan.dump_root.mkdir(mode=0o700, parents=True, exist_ok=True)
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **plan.env, **capture_env(plan, run, sockets)}
+    private_dir(Path(env["TMPDIR"]))
     log = os.open(directory / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(

@@ -1,8 +1,10 @@
 """From a profile to an exact launch: the command line, the environment, and what is known to be wrong with it."""
 
+import getpass
 import os
 import socket
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from kimi_agent.errors import PreflightError, UsageError
 from kimi_agent.host.procfs import port_holder
 from kimi_agent.paths import Home
 from kimi_agent.profile import Profile
+from kimi_agent.runs.record import RUN_VARIABLE
 
 CAPTURE_SINCE = (0, 5, 23)
 """First SGLang whose model runner hands out aux hidden states (notes in DESIGN.md §10)."""
@@ -64,7 +67,7 @@ def capture_env(plan: Plan, run: str, sockets: Path) -> dict[str, str]:
     """The environment that loads the plugin and tells it where to listen."""
     path = [str(ensure_bundle())]
     path += [part for part in plan.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep) if part]
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path)), **_scratch_env(plan, run), RUN_VARIABLE: run}
     if not plan.profile.capture.enabled:
         return env
     env |= {
@@ -77,6 +80,23 @@ def capture_env(plan: Plan, run: str, sockets: Path) -> dict[str, str]:
     whitelist = plan.env.get("SGLANG_PLUGINS", os.environ.get("SGLANG_PLUGINS"))
     if whitelist:
         env["SGLANG_PLUGINS"] = ",".join(dict.fromkeys([*whitelist.split(","), "kimi_capture"]))
+    return env
+
+
+def scratch(plan: Plan, run: str) -> Path:
+    """Where a run keeps its temporary files, so that they can be taken away with it."""
+    return _temporary(plan) / f"kimi-{os.getuid()}-{run}"
+
+
+def _temporary(plan: Plan) -> Path:
+    return Path(plan.env.get("TMPDIR") or tempfile.gettempdir())
+
+
+def _scratch_env(plan: Plan, run: str) -> dict[str, str]:
+    """Temporary files in a directory of the run; torch's cache of compiled kernels stays where it would be."""
+    env = {"TMPDIR": str(scratch(plan, run))}
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ | plan.env:
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(_temporary(plan) / f"torchinductor_{getpass.getuser()}")
     return env
 
 

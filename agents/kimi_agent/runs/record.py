@@ -8,6 +8,9 @@ import msgspec
 
 from kimi_agent.errors import KimiError
 
+RUN_VARIABLE = "KIMI_AGENT_RUN"
+"""In the environment of every process of a run: it finds also those that left the server's session."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:

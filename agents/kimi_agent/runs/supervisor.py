@@ -40,7 +40,7 @@ from kimi_agent.runs import baseline, launch, teardown
 from kimi_agent.runs.canary import Canary
 from kimi_agent.runs.dump import DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
-from kimi_agent.runs.plan import Plan
+from kimi_agent.runs.plan import Plan, scratch
 from kimi_agent.runs.record import RunRecord
 from kimi_agent.runs.teardown import Footprint
 
@@ -53,6 +53,8 @@ VERDICT_PERIOD = 5.0
 LINES_PER_EVENT = 400
 CHARS_PER_EVENT = 200_000
 HTTP_DEADLINE = 3.0
+GPU_DEADLINE = 6.0
+"""What the end of a run waits for a new sample of the GPUs, which come every two seconds."""
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class Supervisor:
         self._tracker = PhaseTracker(plan.ranks)
         self._sampler = ProcessSampler(record.pid)
         self._meter = ThroughputMeter(record.run)
-        self._footprint = Footprint(record.pid, {record.pid: record.starttime})
+        self._footprint = Footprint(record.run, record.pid, {record.pid: record.starttime})
         self._asked = False
         self._reported: set[str] = set()
         self._status = ""
@@ -312,13 +314,26 @@ class Supervisor:
             return self._code is not None
         return not launch.same_process(self.record)
 
+    async def _gpu_memory(self) -> tuple[str, ...]:
+        """What the GPUs still hold, by a sample of them from after the end."""
+        host = before = self._state().host
+        if host is None or not host.gpus:
+            return ()
+        deadline = time.monotonic() + GPU_DEADLINE
+        while host is before and time.monotonic() < deadline:
+            await asyncio.sleep(EXIT_PERIOD)
+            host = self._state().host
+        used = {sample.gpu for sample in self._run.samples if sample.gpu is not None}
+        return teardown.gpu_memory(host.gpus if host else (), self._footprint, used)
+
     async def _finish(self) -> None:
         await teardown.kill(self._footprint)
         while lines := self._log.read():
             self._take(lines, self._log.count - len(lines))
         if lines := self._log.rest():
             self._take(lines, self._log.count - len(lines))
-        left = teardown.release(self._footprint, self.plan.profile.server.port, self._sockets)
+        left = teardown.release(self._footprint, self._sockets, scratch(self.plan, self.record.run))
+        left += await self._gpu_memory()
         self.dumps.end("the server ended while it was being written")
         launch.mark_ended(self.record, self._home.run(self.record.run))
         self._emit(RunExited(self.record.run, self._code, self._asked, left))

@@ -2,33 +2,48 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kimi_agent.host.procfs import port_holder, run_processes, shm_segments, starttime
+from kimi_agent.host.procfs import listening_ports, port_holder, run_processes, shm_segments, starttime, with_variable
+from kimi_agent.model.events import GpuSample
+from kimi_agent.runs.record import RUN_VARIABLE
 
 POLL = 0.1
 KILL_WAIT = 10.0
+LEAK = 1 << 30
+"""Bytes of a GPU that nobody is shown to hold: what a driver keeps for itself is less."""
 
 
 @dataclass(slots=True)
 class Footprint:
-    """All that a run has been seen to hold: processes by (pid, start time) and /dev/shm segments."""
+    """All that a run has been seen to hold: processes by (pid, start time), ports and /dev/shm segments."""
 
+    run: str
     main: int
     processes: dict[int, int] = field(default_factory=dict)
     segments: set[str] = field(default_factory=set)
+    ports: set[int] = field(default_factory=set)
 
     def observe(self) -> None:
-        """Add what the run holds now: its descendants, its whole session, its shared memory."""
-        if starttime(self.main) not in (self.processes[self.main], None):
-            return  # the pid names somebody else by now, so nothing of the run is left below it
-        found = run_processes(self.main)
+        """Add what the run holds now: its descendants, its whole session, their ports and shared memory."""
+        if starttime(self.main) != self.processes.get(self.main):
+            return  # it is gone, or the pid names somebody else by now, so nothing of the run is left below it
+        self._add(run_processes(self.main))
+
+    def gather(self) -> None:
+        """Add every process that was started for this run, also one that has left its session."""
+        self._add(with_variable(RUN_VARIABLE, self.run))
+
+    def _add(self, found: dict[int, int]) -> None:
         self.processes |= found
         self.segments |= shm_segments(found)
+        self.ports |= listening_ports(found)
 
     def alive(self) -> list[int]:
         """The run's processes that still exist; a reused pid is not one of them."""
@@ -38,6 +53,7 @@ class Footprint:
 async def stop(footprint: Footprint, grace: float) -> None:
     """Ask the server to drain and end; kill what is left after `grace` seconds."""
     footprint.observe()
+    footprint.gather()
     _signal([footprint.main] if footprint.main in footprint.alive() else [], signal.SIGTERM)
     await _gone(footprint, grace)
     await kill(footprint)
@@ -45,9 +61,11 @@ async def stop(footprint: Footprint, grace: float) -> None:
 
 async def kill(footprint: Footprint) -> None:
     """Kill every process of the run, also one that was stopped."""
+    footprint.gather()
     deadline = time.monotonic() + KILL_WAIT
     while (left := footprint.alive()) and time.monotonic() < deadline:
         footprint.observe()
+        footprint.gather()
         _signal(left, signal.SIGKILL)
         await asyncio.sleep(POLL)
 
@@ -66,8 +84,8 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             continue
 
 
-def release(footprint: Footprint, port: int, sockets: Path) -> tuple[str, ...]:
-    """Remove what the run left in /dev/shm and its sockets; say in words what could not be released."""
+def release(footprint: Footprint, sockets: Path, scratch: Path) -> tuple[str, ...]:
+    """Remove the run's shared memory, sockets and temporary files; say in words what could not be released."""
     left = [f"process {pid}" for pid in footprint.alive()]
     for segment in sorted(footprint.segments):
         path = Path(segment)
@@ -75,11 +93,44 @@ def release(footprint: Footprint, port: int, sockets: Path) -> tuple[str, ...]:
             path.unlink(missing_ok=True)
         except OSError as error:
             left.append(f"{path} ({error.strerror})")
-    holder = port_holder(port)
-    if holder and any(f"pid {pid} " in f"{holder} " for pid in footprint.processes):
-        left.append(f"port {port}, held by {holder}")
-    for path in sockets.glob("*"):
-        path.unlink(missing_ok=True)
-    if sockets.is_dir():
-        sockets.rmdir()
+    for port in sorted(footprint.ports):
+        holder = port_holder(port)
+        if holder and any(f"pid {pid} " in f"{holder} " for pid in footprint.alive()):
+            left.append(f"port {port}, held by {holder}")
+    for directory in (sockets, scratch):
+        left += _remove(directory)
+    return tuple(left)
+
+
+def _remove(directory: Path) -> list[str]:
+    """Take a directory of this user away with all that is in it; what is in the way, in words."""
+    try:
+        found = directory.lstat()
+    except FileNotFoundError:
+        return []
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        return [f"{directory} (it is not a directory of this user)"]
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        return [f"{error.filename or directory} ({error.strerror})"]
+    return []
+
+
+def gpu_memory(gpus: Sequence[GpuSample], footprint: Footprint, used: Iterable[int]) -> tuple[str, ...]:
+    """What of the GPUs' memory is still held after the run's end, in words.
+
+    Args:
+        gpus: a sample from after the end.
+        footprint: of the run.
+        used: the GPUs that its ranks were on.
+    """
+    left, ranks_on = [], set(used)
+    for gpu in gpus:
+        held = gpu.memory_used or 0
+        for pid, size in gpu.processes:
+            if pid in footprint.processes:
+                left.append(f"{size / 2**30:.1f} GiB of GPU {gpu.index}, held by process {pid}")
+        if gpu.index in ranks_on and not gpu.processes and held > LEAK:
+            left.append(f"{held / 2**30:.1f} GiB of GPU {gpu.index}, held by no process that is shown")
     return tuple(left)

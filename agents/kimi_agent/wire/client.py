@@ -13,6 +13,10 @@ from kimi_agent.wire.rpc import refusal
 READ_BYTES = 256 << 10
 
 
+class _ClosedError(KimiError):
+    """The agent is gone."""
+
+
 class Client:
     """One connection; requests and events may be mixed on it."""
 
@@ -20,7 +24,7 @@ class Client:
         """Connect and read the greeting.
 
         Raises:
-            OSError: nobody listens, or it is another user's socket.
+            OSError: nobody listens, whoever did has just ended, or it is another user's socket.
             WireError: what answers is not an agent.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -34,6 +38,9 @@ class Client:
             if not same_user(self._socket):
                 raise PermissionError("the agent's socket belongs to another user")
             self.hello: dict[str, Any] = decode(self._line()).get("hello") or {}
+        except _ClosedError as error:
+            self._socket.close()
+            raise ConnectionError(error.message) from error
         except BaseException:
             self._socket.close()
             raise
@@ -91,9 +98,9 @@ class Client:
             except TimeoutError as error:
                 raise KimiError("the agent does not answer", "Look at its agent.log.") from error
             except OSError as error:
-                raise KimiError(f"the agent closed the connection: {error.strerror}", "Connect again.") from error
+                raise _ClosedError(f"the agent closed the connection: {error.strerror}", "Connect again.") from error
             if not chunk:
-                raise KimiError("the agent closed the connection", "Connect again.")
+                raise _ClosedError("the agent closed the connection", "Connect again.")
             *self._lines, self._buffer = (self._buffer + chunk).split(b"\n")
             self._lines.reverse()
         return self._lines.pop()
