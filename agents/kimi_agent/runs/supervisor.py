@@ -52,6 +52,8 @@ VERDICT_PERIOD = 5.0
 """A verdict whose evidence alone has changed is told this often."""
 LINES_PER_EVENT = 400
 CHARS_PER_EVENT = 200_000
+HEAD_LINES, TAIL_LINES = 20_000, 5_000
+"""What an agent that finds a run again reads closely of its log; no start writes so many lines."""
 HTTP_DEADLINE = 3.0
 GPU_DEADLINE = 6.0
 """What the end of a run waits for a new sample of the GPUs, which come every two seconds."""
@@ -104,7 +106,7 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Watch until the server's main process is gone, then clean up and report the end."""
-        self._catch_up()
+        await self._catch_up()
         loops = [
             asyncio.create_task(self._every(LOG_PERIOD, self._follow_log)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample)),
@@ -146,13 +148,19 @@ class Supervisor:
             raise RuntimeError(f"the state does not hold run {self.record.run}")
         return run
 
-    def _catch_up(self) -> None:
-        """After an adoption: go through the lines that are journaled already without journaling them again."""
+    async def _catch_up(self) -> None:
+        """After an adoption: go through the lines that are journaled already without journaling them again.
+
+        Of a long log only the start and the newest lines are read closely: what lies between is in the state.
+        """
         known = self._run.log_lines
         while self._log.count < known and (lines := self._log.read()):
             first = self._log.count - len(lines)
-            for line in lines[: known - first]:
-                self._tracker.feed(parse(line))
+            for number, line in enumerate(lines[: known - first], first):
+                if number < HEAD_LINES or number >= known - TAIL_LINES:
+                    self._tracker.feed(parse(line))
+                if number % 500 == 0:
+                    await asyncio.sleep(0)
             self._take(lines[max(0, known - first) :], max(known, first))
 
     async def _every(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
