@@ -73,6 +73,15 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     prove.add_argument("--json", action="store_true")
     prove.set_defaults(command=_prove)
 
+    bisect = commands.add_parser("bisect", parents=[home], help="find what a start hangs on, one change at a time")
+    bisect.add_argument("profile", type=Path)
+    bisect.add_argument("--factors", metavar="A,B", help="try these only")
+    bisect.add_argument("--limit", type=float, metavar="S", help="seconds that each start gets")
+    bisect.add_argument("--first", action="store_true", help="end at the first factor that gets past the hang")
+    bisect.add_argument("--resume", action="store_true", help="go on with the table that was broken off")
+    bisect.add_argument("--json", action="store_true", help="the table as one JSON object on stdout")
+    bisect.set_defaults(command=_bisect)
+
     preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
     preflight.add_argument("profile", type=Path)
     preflight.add_argument("--drafter", metavar="DIR", help="its config.json says which boundaries must be captured")
@@ -165,6 +174,15 @@ def _prove(args: argparse.Namespace) -> int:
     answer = daemon.connect(_home(args), start=False).request("prove")
     print(json.dumps(answer) if args.json else "\n".join(lines(answer)))
     return Exit.OK if answer["ok"] else Exit.FAILED
+
+
+def _bisect(args: argparse.Namespace) -> int:
+    from kimi_agent import profile
+    from kimi_agent.runs.bisect_command import BisectOptions, bisect_headless
+
+    only = tuple(args.factors.split(",")) if args.factors else None
+    options = BisectOptions(only, args.limit, first=args.first, resume=args.resume, as_json=args.json)
+    return bisect_headless(profile.load(args.profile), _home(args), options)
 
 
 def _preflight(args: argparse.Namespace) -> int:

@@ -94,6 +94,10 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._written += len(line)
 
+    async def growth(self) -> None:
+        """Wait for the next event."""
+        await self._grown.wait()
+
     async def follow(self, after: int) -> AsyncIterator[Sequence[bytes]]:
         """Lines of every event with a sequence number above `after`, in batches, for ever.
 
