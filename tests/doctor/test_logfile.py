@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from kimi_agent.doctor.logfile import LogDiagnosis, diagnose_log
 from kimi_agent.engine.loglines import split_lines
 
+from .texts import CASES, undated
+
 LOGS = Path(__file__).parents[1] / "logs"
 
 EXPECTED = {
@@ -130,3 +132,34 @@ def test_the_same_words_from_elsewhere_are_just_an_exception() -> None:
     frame, error = '  File "/sgl/srt/managers/io_struct.py", line 7, in split', "ValueError: too many values to unpack"
     found = diagnose([*lines[: end - 2], frame, "    a, b = parts", error, *lines[end + 1 :]])
     assert found.verdict.kind == "exception"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_went_wrong_is_told_from_the_text_and_no_more_than_that(name: str) -> None:
+    case = CASES[name]
+    found = diagnose(list(case.lines))
+    assert (found.status, found.verdict.kind, found.verdict.rank) == (case.status, case.kind, case.rank)
+    assert case.words in " ".join((found.verdict.summary, *found.verdict.evidence, *found.verdict.advice))
+    if case.kind not in ("none", "unknown"):
+        assert found.verdict.evidence
+        assert found.verdict.advice
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "program" not in name and "web" not in name])
+def test_a_container_around_the_log_does_not_change_the_verdict(name: str) -> None:
+    case = CASES[name]
+    found = diagnose([f"sglang-1  | {line}" for line in case.lines])
+    assert (found.status, found.verdict.kind, found.verdict.rank) == (case.status, case.kind, case.rank)
+
+
+@pytest.mark.parametrize("name", ["a rank late, still waited for", "memory", "a good start"])
+def test_a_clock_without_a_date_tells_silence_too(name: str) -> None:
+    case = CASES[name]
+    found = diagnose(undated(case.lines), now=2e9)
+    assert (found.status, found.verdict.kind, found.verdict.rank) == (case.status, case.kind, case.rank)
+
+
+def test_the_lines_that_matched_no_phase_are_counted() -> None:
+    lines = list(CASES["a good start, cut while it loads"].lines)
+    found = diagnose([*lines, "[2026-11-29 13:02:00 TP0] Model weights loaded", "[2026-11-29 13:02:20 TP0] x"])
+    assert (found.unmatched, found.unmatched_s) == (1, 20.0)

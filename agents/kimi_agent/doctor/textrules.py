@@ -94,7 +94,7 @@ def _disk(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
 def _barrier(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
     mention = tracker.hints.mentions.get(hints.BARRIER)
     raised = tracker.first_exception
-    if mention is None or (raised is not None and not raised.effect and "arrier" not in raised.message):
+    if mention is None or (raised is not None and not raised.effect and raised.message not in mention.line):
         return None
     names = [tracker.ranks[index] if index < len(tracker.ranks) else f"rank {index}" for index in tracker.hints.missing]
     behind = names or list(evidence.laggards())

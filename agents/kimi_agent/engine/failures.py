@@ -112,15 +112,19 @@ class FailureReader:
         self._gave_up: set[str | None] = set()
         """Ranks (`None`: the main process) that said they give up, whose traceback follows in lines of its own."""
 
-    def feed(self, line: LogLine, rank: str | None) -> None:
-        """Take in one line; `rank` is the rank it belongs to, the tracker's view."""
+    def feed(self, line: LogLine, rank: str | None) -> str | None:
+        """Take in one line, of `rank` in the tracker's view; the rank it belongs to, which its traceback may tell."""
         if line.kind in ("access", "bar", "batch"):
-            return
+            return rank
+        known = len(self.raised)
         if line.kind == "message" and not self._in_traceback(line, rank):
             self._header(line, rank)
         else:
             self._body(line, rank)
+        if len(self.raised) > known:
+            rank = self.raised[-1].rank
         self._marks(line, rank)
+        return rank
 
     def _in_traceback(self, line: LogLine, rank: str | None) -> bool:
         """Whether a line with a header is part of a traceback whose every line has one."""

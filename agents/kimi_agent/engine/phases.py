@@ -131,8 +131,7 @@ class PhaseTracker:
         changes = self._bars(line.before or line.message)
         if line.kind == "message":
             changes += self._message(line)
-        owner = self._owner(line)
-        self.failures.feed(line, owner)
+        owner = self.failures.feed(line, self._owner(line))
         self.hints.feed(line, owner, self.last_time)
         if changes and self.last_time is not None:
             self.progress_time = self.last_time
