@@ -19,6 +19,9 @@ from kimi_capture.format import (
     encode_commit,
 )
 from kimi_capture.parts import write_shard
+from kimi_console.demo.engine import Engine
+
+from .trainers import install
 
 BOUNDARIES = (2, 3, 4)
 HIDDEN = 16
@@ -111,3 +114,12 @@ def dump(make_dump: Callable[..., DumpWriter]) -> DumpWriter:
     for _ in range(3):
         writer.add()
     return writer
+
+
+@pytest.fixture(scope="session")
+def trainers(engine: Engine) -> Path:
+    """The trainers' own packages, for the engine's PYTHONPATH; the first time they come over the network."""
+    try:
+        return install(engine)
+    except RuntimeError as error:
+        pytest.fail(str(error), pytrace=False)

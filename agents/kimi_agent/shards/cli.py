@@ -1,4 +1,4 @@
-"""`kimi-agent shards ls|show|verify|repair|stats DIR`: dumps on this host from a terminal or a script."""
+"""`kimi-agent shards ls|show|verify|repair|stats|export DIR`: dumps on this host from a terminal or a script."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ import orjson
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards import tables
 from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
+from kimi_agent.shards.export.cli import add_export_parser, run
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.show import SAMPLES, TOKENS, list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import dump_statistics
@@ -50,6 +51,9 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     )
     repaired = _command(commands, "repair", "set right what a crash left; exit 5 when a dump does not verify after it")
     repaired.add_argument("directory", type=Path, metavar="DIR")
+    add_export_parser(
+        _command(commands, "export", "write a dump as a trainer reads it; exit 5 when samples are left out")
+    )
     counted = _command(commands, "stats", "statistics of each dump, from the shards' metadata")
     counted.add_argument("directory", type=Path, metavar="DIR")
 
@@ -61,7 +65,7 @@ def run_shards(args: argparse.Namespace) -> int:
         UsageError: the path is not what the command needs.
         KimiError: the shard to show is damaged.
     """
-    commands = {"ls": _ls, "show": _show, "verify": _verify, "repair": _repair, "stats": _stats}
+    commands = {"ls": _ls, "show": _show, "verify": _verify, "repair": _repair, "stats": _stats, "export": run}
     return commands[args.shards_command](args)
 
 

@@ -76,7 +76,7 @@ def verify_with_model(dump: Dump, shards: Sequence[str], directory: Path, python
         UsageError: the directory holds no model, or another one than the dump's.
     """
     weights = Weights(directory)
-    expected = _expected(dump, weights)
+    expected = expected_of(dump, weights)
     paths = [dump.directory / name for name in shards]
     rows = sum(commit.rows for commit in dump.commits if commit.shard in set(shards))
     results = [_norm(paths, weights, rows), _head(paths, weights, rows)]
@@ -91,7 +91,8 @@ def verify_with_model(dump: Dump, shards: Sequence[str], directory: Path, python
     return ModelResult(directory, tuple(check for check, _ in results), tuple(problems))
 
 
-def _expected(dump: Dump, weights: Weights) -> Expected:
+def expected_of(dump: Dump, weights: Weights) -> Expected:
+    """What the weights say the dump must be. Raises UsageError when they are another model's."""
     manifest = dump.manifest
     if manifest is None:
         raise UsageError(f"{dump.directory} has no manifest", "Without it nothing can be held against a model")
