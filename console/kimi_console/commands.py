@@ -1,6 +1,7 @@
 """What the commands do once their arguments are read: open a source, then show it on a screen or without one."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from kimi_console.paths import profiles_dir
 from kimi_console.source.client import Dial
 from kimi_console.source.live import LiveSource
 from kimi_console.source.local import check_python, local_dial, local_python
+from kimi_console.source.opening import Opened
 from kimi_console.source.questions import Questions
 from kimi_console.source.recorder import Batches, Recorder
 from kimi_console.source.replay import ReplaySource
@@ -107,7 +109,7 @@ class Watch:
         return asyncio.run(_present(source, live, profiles, self.show, questions))
 
 
-def play(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
+def play(file: Path, speed: float | None, at: str | None, *, follow: bool = False, **show: Any) -> int:
     """Play back a file.
 
     Returns:
@@ -116,7 +118,18 @@ def play(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
     Raises:
         UsageError: the file cannot be played.
     """
-    return asyncio.run(_present(ReplaySource(file, speed, at), None, (), Show(**show)))
+    shown = Show(**show)
+    if not shown.screen:
+        return asyncio.run(_present(ReplaySource(file, speed, at), None, (), shown))
+    return asyncio.run(_play(Opened(file, speed=math.inf if speed is None else speed, at=at, follow=follow), shown))
+
+
+async def _play(opened: Opened, show: Show) -> int:
+    """Show a recording on a screen until the operator leaves."""
+    try:
+        return await _present(await opened.open(), None, (), show)
+    finally:
+        await opened.close()
 
 
 def diagnose_target(target: str, python: str | None, config: Path | None) -> Report:

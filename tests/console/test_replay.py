@@ -125,7 +125,7 @@ def test_a_log_cut_anywhere_still_replays(cut: int, tmp_path_factory: pytest.Tem
         (b"", "is empty"),
         (b" \n\n", "is empty"),
         (b"\x7fELF\0\0\0", "is a binary file"),
-        (b"hello\nworld\n", "is neither a recording nor an SGLang log"),
+        (b"hello\nworld\n", "is neither a recording nor a server's log"),
         (b'{"foo": 1}\n', "line 1 is not an event"),
         (b'{"seq": 1, "t": 1.0, "k": "note", "d": {}}\n', "line 1 is not an event"),
         (b'{"seq": 1', "holds no event"),

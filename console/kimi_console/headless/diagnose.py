@@ -18,7 +18,7 @@ from kimi_agent.model.state import State
 from kimi_agent.wire.codec import WireError
 from kimi_console.headless.ask import ask
 from kimi_console.source.client import Dial
-from kimi_console.source.logfile import chunks_of
+from kimi_console.source.files import chunks_of
 from kimi_console.source.replay import is_log, open_events
 
 EXITS = {"SLOW": Exit.SLOW, "HUNG": Exit.HUNG, "FAILED": Exit.FAILED}

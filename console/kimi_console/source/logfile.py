@@ -30,7 +30,6 @@ SCOUTED = 10_000
 _ARGUMENTS = {
     "model": re.compile(r"\bmodel_path(?:': |=)'([^']*)'"),
     "host": re.compile(r"\bhost(?:': |=)'([^']*)'"),
-    "tp": re.compile(r"\btp_size(?:': |=)(\d{1,3})\b"),
     "port": re.compile(r"\bport(?:': |=)(\d{1,5})\b"),
 }
 """How `server_args=` spells them, as a dictionary or as a call."""
@@ -88,23 +87,31 @@ class LogEvents:
             yield self._event(StatusChanged(RUN, found.status, found.reason))
 
     def following(self, pieces: Iterable[Sequence[str]]) -> Iterator[list[Event]]:
-        """The events of a log that still grows, given as pieces of lines; an empty piece is a moment without any."""
+        """The events of a log that still grows, given as pieces of lines; an empty piece is a moment without any.
+
+        The run begins anew, with all its lines, when the log names ranks that were not known.
+        """
+        scout = PhaseTracker()
         head: list[str] = []
         for lines in pieces:
-            if self._seq == 0:
+            known, fresh = scout.ranks, len(head) < SCOUTED
+            if fresh:
                 head += lines
-                if not head or (lines and len(head) < SCOUTED):
-                    continue
-                lines, found = head, [self._run(head)]
+                for line in lines:
+                    scout.feed(parse(line))
+            if fresh and lines and (self._seq == 0 or scout.ranks != known):
+                yield list(self._anew(head))
+            elif lines:
+                yield [event for line in lines for event in self._line(line)]
             else:
-                found = []
-            found += [event for line in lines for event in self._line(line)]
-            if len(lines) < len(head) or not lines:
-                found += self._flush()
-            yield found if lines else [*found, *self._judged(time.time())]
-        if self._seq == 0:
-            yield [self._run(head), *(event for line in head for event in self._line(line))]
+                yield [*self._flush(), *self._judged(time.time())] if self._seq else []
         yield [*self._flush(), *self._judged(None)]
+
+    def _anew(self, head: Sequence[str]) -> Iterator[Event]:
+        self._lines, self._characters, self._first, self._status = [], 0, 0, "STARTING"
+        yield self._run(head)
+        for line in head:
+            yield from self._line(line)
 
     def _judged(self, now: float | None) -> Iterator[Event]:
         """What the doctor says of what was read so far, where that is news."""
@@ -127,8 +134,7 @@ class LogEvents:
                 arguments = line.message
         found = {name: match[1] for name, pattern in _ARGUMENTS.items() if (match := pattern.search(arguments))}
         model = found.get("model", "")
-        told = tuple(f"TP{rank}" for rank in range(int(found.get("tp", 0))))
-        ranks = told if set(scout.ranks) < set(told) else scout.ranks or ("TP0",)
+        ranks = scout.ranks or ("TP0",)
         self._tracker = PhaseTracker(ranks)
         self._timed = scout.first_time is not None
         self._time = scout.first_time or 0.0

@@ -1,4 +1,4 @@
-"""A recording, an agent's journal or a plain SGLang log as a source of events, at any speed."""
+"""A recording, an agent's journal or a plain server's log as a source of events, at any speed."""
 
 import asyncio
 import re
@@ -6,8 +6,11 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
+from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.errors import UsageError
 from kimi_agent.model.events import Event
 from kimi_agent.record.format import MAGIC
@@ -15,11 +18,14 @@ from kimi_agent.record.reader import Recording
 from kimi_agent.text import clean
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode_event
 from kimi_console.source.base import Link
-from kimi_console.source.logfile import LogEvents, chunks_of
+from kimi_console.source.files import chunks_of
+from kimi_console.source.logfile import LogEvents
 
 BATCH = 4096
 """Events handed over at once when they are not waited for."""
-_HEADED = re.compile(rb"^\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d|sglang|server_args=", re.MULTILINE)
+LOOKED_AT = 2000
+"""Lines of a text in which one must be of a server for it to be taken for a log."""
+_NAMED = re.compile(r"sglang|vllm|server_args=", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 _OFFSET = re.compile(r"\+(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d+)?)")
 
@@ -31,7 +37,7 @@ class ReplaySource:
         """Open a recording.
 
         Args:
-            path: a file of events, a directory of an agent's journal, or a plain SGLang log.
+            path: a file of events, a directory of an agent's journal, or a plain server's log.
             speed: times real time; `None` for as fast as possible.
             at: where to begin: `+[[h:]m:]s`, `hh:mm[:ss]` or an ISO date and time. What is before comes at once.
 
@@ -44,7 +50,7 @@ class ReplaySource:
         self._events = open_events(path)
         self._first = next(self._events, None)
         if self._first is None:
-            raise UsageError(f"{path} holds no event", "Give a recording, a journal or an SGLang log.")
+            raise UsageError(f"{path} holds no event", "Give a recording, a journal or a server's log.")
         self._begin = parse_at(at, self._first.time) if at else self._first.time
         self._link = Link("replay", since=time.time())
         self._playing = asyncio.Event()
@@ -127,18 +133,36 @@ def open_events(path: Path) -> Iterator[Event]:
     Raises:
         UsageError: it cannot be read or is none of these.
     """
-    if path.is_dir():
+    kind = readable(path)
+    if kind == "journal":
         return _journal(path)
+    if kind == "recording":
+        return _recorded(path)
+    return _events_of(path) if kind == "events" else LogEvents(path).events()
+
+
+def readable(path: Path) -> Literal["recording", "events", "journal", "log"]:
+    """What a file is, by its first bytes.
+
+    Raises:
+        UsageError: it cannot be read or is none of these.
+    """
+    if path.is_dir():
+        return "journal"
     head = _head(path)
     if head.startswith(MAGIC):
-        return _recorded(path)
+        return "recording"
     if head.lstrip().startswith(b"{"):
-        return _events_of(path)
+        return "events"
     if b"\0" in head:
-        raise UsageError(f"{path} is a binary file", "Give a recording, a journal or an SGLang log.")
-    if not _HEADED.search(head):
-        raise UsageError(f"{path} is neither a recording nor an SGLang log", "Give one of these.")
-    return LogEvents(path).events()
+        raise UsageError(f"{path} is a binary file", "Give a recording, a journal or a server's log.")
+    if not any(map(_of_a_server, islice(split_lines(head, b"")[0], LOOKED_AT))):
+        raise UsageError(f"{path} is neither a recording nor a server's log", "Give one of these.")
+    return "log"
+
+
+def _of_a_server(line: str) -> bool:
+    return parse(line).kind != "text" or _NAMED.search(line) is not None
 
 
 def is_log(path: Path) -> bool:
@@ -153,7 +177,7 @@ def is_log(path: Path) -> bool:
 def _head(path: Path) -> bytes:
     head = next(chunks_of(path), b"")
     if not head.strip():
-        raise UsageError(f"{path} is empty", "Give a recording, a journal or an SGLang log.")
+        raise UsageError(f"{path} is empty", "Give a recording, a journal or a server's log.")
     return head
 
 

@@ -6,6 +6,7 @@ from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_console.source.base import Control, Link, Source
+from kimi_console.source.player import Player
 from kimi_console.store.spool import LogSpool
 
 
@@ -15,6 +16,8 @@ class Session:
     def __init__(self, source: Source, control: Control | None = None, log: LogSpool | None = None) -> None:
         self.source = source
         self.control = control
+        self.player = source if isinstance(source, Player) else None
+        """What moves the source in time; only a recording can be."""
         self.log = log or LogSpool()
         """The log of the state's current run."""
         self.state = State()

@@ -90,6 +90,10 @@ def _redial(session: Session) -> str:
     return "the link is up" if session.link.state == "live" else ""
 
 
+def _replays(session: Session) -> str:
+    return "" if session.player is not None else "this is not a recording: kimi-console replay FILE plays one"
+
+
 PANES: Final = ("launch", "why", "ranks", "throughput", "host", "log", "dump")
 
 ACTIONS: Final[tuple[Action, ...]] = (
@@ -116,6 +120,22 @@ ACTIONS: Final[tuple[Action, ...]] = (
         Action(f"pane_{pane}", str(number), str(number), pane, f"Choose the {pane} pane.", "screen", _always)
         for number, pane in enumerate(PANES, 1)
     ),
+    Action("play", "space", "space", "pause", "Hold the clock, or let it go on.", "replay", _replays),
+    Action("back", "left", "←→", "5 s", "Go 5 seconds back.", "replay", _replays),
+    Action("ahead", "right", "→", "5 s on", "Go 5 seconds on.", "replay", _replays),
+    Action("far_back", "shift+left", "⇧", "60 s", "Go a minute back.", "replay", _replays),
+    Action("far_ahead", "shift+right", "⇧→", "60 s on", "Go a minute on.", "replay", _replays),
+    Action("step", "full_stop", ".", "step", "Hold the clock and take one event.", "replay", _replays),
+    Action("step_back", "comma", ",", "step back", "Hold the clock and take one event back.", "replay", _replays),
+    Action("next_mark", "m", "m", "mark", "Go to the next launch, phase, error, verdict, dump or end.",
+           "replay", _replays),
+    Action("previous_mark", "M", "M", "mark before", "Go to the mark before.", "replay", _replays),
+    Action("faster", "plus,equals_sign", "+", "faster", "Play at twice the speed, up to no waiting at all.",
+           "replay", _replays),
+    Action("slower", "minus", "-", "slower", "Play at half the speed, down to a quarter.", "replay", _replays),
+    Action("go_to", "g", "g", "go to", "Go to a time.", "replay", _replays),
+    Action("rewind", "ctrl+home", "^Home", "begin", "Go to the beginning.", "replay", _replays),
+    Action("to_end", "ctrl+end", "^End", "end", "Go to the last event.", "replay", _replays),
     Action("theme", "t", "t", "theme", "Choose a theme.", "screen", _always),
     Action("redial", "r", "r", "redial", "Try to connect at once.", "screen", _redial, 1),
     Action("help", "question_mark", "?", "help", "Show all keys.", "screen", _always, 10),
@@ -124,7 +144,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
 )  # fmt: skip
 
 BY_ID: Final = {action.id: action for action in ACTIONS}
-GROUPS: Final = ("server", "capture", "understand", "log", "screen")
+GROUPS: Final = ("server", "capture", "understand", "log", "replay", "screen")
 
 
 def footer_actions(session: Session) -> list[Action]:

@@ -27,6 +27,7 @@ from kimi_console.tui.panes.ranks import RANKS
 from kimi_console.tui.panes.throughput import THROUGHPUT
 from kimi_console.tui.panes.why import WHY
 from kimi_console.tui.plan import Box, Situation, has_edge, is_wide, joints, plan, too_small
+from kimi_console.tui.replay import ReplayKeys
 from kimi_console.tui.rows import Content
 from kimi_console.tui.screens import content
 from kimi_console.tui.screens.sheet import Sheet
@@ -65,6 +66,8 @@ class Board(Screen[None]):
         self._panes = {spec.id: Pane(spec, ascii=ascii) for spec in SPECS}
         self.log_pane = LogPane(session.log, ascii=ascii)
         self._bars = {name: Bar(ascii=ascii, id=name) for name in ("header", "verdict", "dumpline", "footer", "small")}
+        self.replay = ReplayKeys(self, session.player, self.log_pane.view) if session.player is not None else None
+        self.log_pane.view.keys_given_up = self.replay is not None
         session.on_change(self._changed)
 
     def compose(self) -> ComposeResult:
@@ -91,7 +94,8 @@ class Board(Screen[None]):
         """The session now."""
         session = self.session
         return View(
-            session.source.title, session.state, session.link, self.clock.now(session.link, session.state.time),
+            session.source.title, session.state, session.link,
+            session.player.now if session.player is not None else self.clock.now(session.link, session.state.time),
             read_only=session.control is not None and session.control.read_only,
         )  # fmt: skip
 
@@ -101,7 +105,7 @@ class Board(Screen[None]):
         self._place(view)
         cells = self.size.width
         self._bars["header"].show(header.draw(view, cells))
-        self._bars["footer"].show(self._footer(cells))
+        self._bars["footer"].show(self.replay.bar(cells) if self.replay is not None else self._footer(cells))
         if "verdict" in self._boxes:
             self._bars["verdict"].show(why.one_line(view, cells))
             self._bars["dumpline"].show(dump.narrow(view, cells))
@@ -199,6 +203,7 @@ class Board(Screen[None]):
             "follow": log.view.action_follow,
             "zoom": self._zoom, "theme": self.app.search_themes,
             "palette": self.app.action_command_palette, "quit": lambda: self.app.call_later(self.app.action_quit),
+            **(self.replay.doers() if self.replay is not None else {}),
         }  # fmt: skip
 
     def choose(self, pane: str) -> None:

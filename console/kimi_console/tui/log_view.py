@@ -32,7 +32,8 @@ class LogView(ScrollView, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "lines(-1)", show=False), Binding("down,j", "lines(1)", show=False),
-        Binding("pageup", "pages(-1)", show=False), Binding("pagedown,space", "pages(1)", show=False),
+        Binding("pageup", "pages(-1)", show=False), Binding("pagedown", "pages(1)", show=False),
+        Binding("space", "space", show=False),
         Binding("home", "top", show=False), Binding("end", "follow", show=False),
         Binding("left", "columns(-16)", show=False), Binding("right", "columns(16)", show=False),
     ]  # fmt: skip
@@ -49,6 +50,8 @@ class LogView(ScrollView, can_focus=True):
         self.hit: int | None = None
         """Line number of the current match of the search."""
         self.rank_cells = 0
+        self.keys_given_up = False
+        """Whether space and the arrows left and right are the screen's."""
         self._filter: LogFilter | None = None
         self._generation = spool.generation
         self._shown = 0
@@ -250,6 +253,14 @@ class LogView(ScrollView, can_focus=True):
     def action_pages(self, by: int) -> None:
         """Scroll by a window's height."""
         self.action_lines(by * max(1, self.size.height - 1))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Some keys are the screen's, where it says so."""
+        return not (self.keys_given_up and action in ("space", "columns"))
+
+    def action_space(self) -> None:
+        """Scroll down by a window's height."""
+        self.action_pages(1)
 
     def action_top(self) -> None:
         """Go to the first line."""

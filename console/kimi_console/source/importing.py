@@ -1,0 +1,84 @@
+"""Any log or journal as a recording: small ones at once, large and growing ones by a process of their own, behind.
+
+    python -m kimi_console.source.importing SOURCE RECORDING [--follow]
+
+ends with 0, or says on standard output why it could not go on: `{"error": sentence}`. SOURCE `-` is standard input.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from kimi_agent.errors import KimiError
+from kimi_agent.model.events import Event
+from kimi_agent.model.reduce import resume
+from kimi_agent.model.state import State
+from kimi_agent.record.format import CHECKPOINT_EVENTS
+from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
+from kimi_agent.wire.codec import encode_event
+from kimi_console.source.files import followed_lines, piped_lines
+from kimi_console.source.logfile import LogEvents
+from kimi_console.source.replay import is_log, open_events
+
+PIPE: Final = "-"
+
+
+def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
+    """Write events to a recording as they come; the state after them.
+
+    Raises:
+        KimiError: the events cannot be read, or the recording not be written.
+    """
+    writer = RecordingWriter(path)
+    state, flushed = State(), time.monotonic()
+    try:
+        for batch in batches:
+            writer.append(batch, [encode_event(event) for event in batch], state)
+            for event in batch:
+                state = resume(state, event)
+            if time.monotonic() - flushed > FLUSH_PERIOD or not batch:
+                writer.flush()
+                flushed = time.monotonic()
+    finally:
+        writer.close()
+    return state
+
+
+def batches_of(source: str, *, follow: bool) -> Iterator[Sequence[Event]]:
+    """The events of a file, of what is still written to it, or of standard input (`-`).
+
+    Raises:
+        UsageError: it cannot be read, or is nothing that can be played.
+    """
+    if source == PIPE:
+        return LogEvents(Path("standard input")).following(piped_lines(sys.stdin.fileno()))
+    path = Path(source)
+    if follow and is_log(path):
+        return LogEvents(path).following(followed_lines(path))
+    return batched(open_events(path))
+
+
+def batched(events: Iterator[Event]) -> Iterator[list[Event]]:
+    """Events in lists, each with as many as lie between two checkpoints."""
+    while batch := list(islice(events, CHECKPOINT_EVENTS)):
+        yield batch
+
+
+def main() -> int:
+    """Import, and say how it went."""
+    source, recording, *rest = sys.argv[1:]
+    try:
+        import_events(batches_of(source, follow="--follow" in rest), Path(recording))
+    except KimiError as error:
+        sys.stdout.buffer.write(orjson.dumps({"error": str(error)}) + b"\n")
+        return int(error.exit)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
