@@ -52,7 +52,7 @@ def _asks(session: Session) -> str:
 
 def _launch(session: Session) -> str:
     run = session.state.run
-    if run is not None and run.alive:
+    if run is not None and run.alive and session.control is not None:
         return f"run {run.started.run} is still there: stop it first (s)"
     return _acts(session)
 
@@ -134,7 +134,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
            "replay", _replays),
     Action("slower", "minus", "-", "slower", "Play at half the speed, down to a quarter.", "replay", _replays),
     Action("go_to", "g", "g", "go to", "Go to a time.", "replay", _replays),
-    Action("rewind", "ctrl+home", "^Home", "begin", "Go to the beginning.", "replay", _replays),
+    Action("rewind", "ctrl+home", "^Home", "begin", "Go to the beginning, and wait there.", "replay", _replays),
     Action("to_end", "ctrl+end", "^End", "end", "Go to the last event.", "replay", _replays),
     Action("theme", "t", "t", "theme", "Choose a theme.", "screen", _always),
     Action("redial", "r", "r", "redial", "Try to connect at once.", "screen", _redial, 1),

@@ -34,7 +34,7 @@ class ReplayKeys:
             "far_back": lambda: player.jump(-60), "far_ahead": lambda: player.jump(60),
             "faster": lambda: player.faster(1), "slower": lambda: player.faster(-1),
             "next_mark": lambda: self._mark(1), "previous_mark": lambda: self._mark(-1),
-            "go_to": self._go_to, "rewind": lambda: player.go(player.begin), "to_end": lambda: player.go(player.end),
+            "go_to": self._go_to, "rewind": self._rewind, "to_end": lambda: player.go(player.end),
             "next": lambda: self.find(backward=False), "previous": lambda: self.find(backward=True),
         }  # fmt: skip
 
@@ -69,6 +69,10 @@ class ReplayKeys:
         self._player.playing = False
         self._player.go_behind(place)
         self._screen.call_after_refresh(self._log.set_search, query.text)
+
+    def _rewind(self) -> None:
+        self._player.playing = False
+        self._player.go_behind(-1)
 
     def _mark(self, by: int) -> None:
         found = self._player.mark(by)
