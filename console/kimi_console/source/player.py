@@ -86,9 +86,9 @@ class Player:
 
     def faster(self, by: int) -> None:
         """The next speed up or down."""
-        nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - min(self.speed, 1e6)))
+        slower = sum(1 for speed in SPEEDS if speed < self.speed) - (by > 0 and self.speed not in SPEEDS)
         self._set_clock(self.now)
-        self.speed = SPEEDS[max(0, min(nearest + by, len(SPEEDS) - 1))]
+        self.speed = SPEEDS[max(0, min(slower + by, len(SPEEDS) - 1))]
 
     def jump(self, seconds: float) -> None:
         """Move the clock."""
