@@ -229,7 +229,22 @@ def test_how_the_bytes_arrive_changes_nothing(lines: list[bytes], size: int) -> 
     data = b"\n".join(lines)
     whole, pieces = scan(data), scan(data, chunk=size)
     assert outcome(whole) == outcome(pieces)
-    assert (whole.lines, whole.last_time) == (pieces.lines, pieces.last_time)
+    assert whole.lines == pieces.lines
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("size", [7, 1000, 1 << 20])
+def test_the_clock_is_read_of_skipped_lines_too(name: str, size: int) -> None:
+    slow = PhaseTracker()
+    for line in split_lines(REAL[name] + b"\n", b"")[0]:
+        slow.feed(parse(line))
+    fast = scan(REAL[name] + b"\n", chunk=size)
+    assert (fast.last_time, fast.progress_time, fast.first_time) == (
+        slow.last_time,
+        slow.progress_time,
+        slow.first_time,
+    )
+    assert fast.since == slow.since
 
 
 @given(st.lists(LINES | OTHER, max_size=60))

@@ -21,15 +21,21 @@ _KEYWORDS: Final = {
 _ACCESS: Final = rb"[\d\[]\S*:\d+ - \\?\""
 _TAG: Final = re.compile(rb"(?:(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{1,5} ?)+")
 _DIGIT: Final = re.compile(rb"\d")
-_PLAIN: Final = re.compile(rb"[A-Za-z /\-.*#=+|<>~^_]")
+_PLAIN: Final = re.compile(rb"[A-Za-z /\-.*#=+|<>~^_]|\[[A-Za-z]")
 """How a line without a header begins."""
 _CLUES: Final = (
     "%", "rror", "xcept", "aceback", "Fatal", "terminate", "what()", "rrno", "mory", "atchdog", "illed", "ied", "dead",
     "crash", "in use", "lock", "JIT", "ompil", "build", "plugin", "roxy", "squid", "space", "handle", "endpoint",
     "quota", "arrier", "other ranks", "imeout", "imed out", "Xid", "NVRM", "bus", "broadcast", "DeepGEMM", "INFO",
-    "\x1b", "] ", "sglang", "SGLang", "vllm", "vLLM",
+    "\x1b", "[2", "[1", "[0", "sglang", "SGLang", "vllm", "vLLM",
 )  # fmt: skip
 """A line without a header and without one of these is about nothing that is looked for."""
+_HEADED: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_SERVING_CLUES: Final = (
+    *(clue for clue in _CLUES if clue not in ("[2", "[1", "[0", "INFO", "sglang", "SGLang", "vllm", "vLLM")),
+    "batch", "HTTP/", "SIG", "sigquit", "raceful", "hutting", "ailed", "atchdog", "ngineCore",
+)  # fmt: skip
+"""The same for a line with a header once the server is ready."""
 
 
 class LogScanner:
@@ -44,6 +50,8 @@ class LogScanner:
         self._carry = b""
         self._shapes: dict[bytes, None] = {}
         self._run: re.Pattern[bytes] | None = None
+        self._skipped: bytes | None = None
+        """The last line that was skipped: its time is read when it is needed."""
 
     def feed(self, chunk: bytes) -> list[Change]:
         """Take in the next bytes; what changed by them, in order."""
@@ -59,6 +67,7 @@ class LogScanner:
             stop = body.find(b"\n", place)
             changes += self._line(body[place:stop])
             place = stop + 1
+        self._set_clock()
         return changes
 
     def finish(self) -> list[Change]:
@@ -66,16 +75,33 @@ class LogScanner:
         return self.feed(b"\n") if self._carry else []
 
     def _skip(self, body: bytes, start: int, end: int) -> None:
-        last = body[max(body.rfind(b"\n", start, end - 1) + 1, start) : end - 1]
-        self.tracker.skip(body.count(b"\n", start, end), parse(to_text(last)).time)
+        self._skipped = body[max(body.rfind(b"\n", start, end - 1) + 1, start) : end - 1]
+        self.tracker.skip(body.count(b"\n", start, end))
+
+    def _set_clock(self) -> None:
+        if self._skipped is not None:
+            self.tracker.clock(parse(to_text(self._skipped)).time)
+            self._skipped = None
+
+    def _says_nothing(self, line: bytes) -> bool:
+        """Whether a line has no clue in it: without a header, or with one once the server is ready."""
+        plain = _PLAIN.match(line) is not None
+        if not plain and not (self.tracker.ready and _HEADED.match(line)):
+            return False
+        if self.tracker.failures.reading or len(line) >= _LONGEST:
+            return False
+        # Byte strings look for each other several times more slowly than strings do.
+        text = line.decode("latin-1")
+        if any(map(text.__contains__, _CLUES if plain else _SERVING_CLUES)):
+            return False
+        self._skipped = self._skipped if plain else line
+        return True
 
     def _line(self, line: bytes) -> list[Change]:
-        if _PLAIN.match(line) and not self.tracker.failures.reading and len(line) < _LONGEST:
-            # Byte strings look for each other several times more slowly than strings do.
-            text = line.decode("latin-1")
-            if not any(map(text.__contains__, _CLUES)):
-                self.tracker.skip(1, None)
-                return []
+        if self._says_nothing(line):
+            self.tracker.skip(1)
+            return []
+        self._set_clock()
         changes: list[Change] = []
         for piece in split_long(line):
             parsed = parse(to_text(piece))

@@ -121,7 +121,7 @@ class PhaseTracker:
     def feed(self, line: LogLine) -> list[Change]:
         """Take in one line; what changed by it, in order."""
         self.lines += 1
-        self._clock(line.time)
+        self.clock(line.time)
         if line.kind == "batch":
             self._learn(line.rank)
         self.reached = self.reached or line.kind == "access"
@@ -140,12 +140,12 @@ class PhaseTracker:
             self.lines -= 1
         return changes
 
-    def skip(self, lines: int, time: float | None) -> None:
-        """Count lines that say nothing of the start, the last of them written at `time`."""
+    def skip(self, lines: int) -> None:
+        """Count lines that say nothing of the start."""
         self.lines += lines
-        self._clock(time)
 
-    def _clock(self, time: float | None) -> None:
+    def clock(self, time: float | None) -> None:
+        """The log has come to this time, as its headers tell it."""
         if time is None:
             return
         if time < UNDATED and self.last_time is not None and self.last_time < UNDATED:
