@@ -120,10 +120,14 @@ def test_compiling_and_reading_are_slow_and_not_hung() -> None:
     assert judged(starting("load weights", "load weights", silent=60, samples=reading)) == ("SLOW", "storage", "TP0")
 
 
-def test_an_import_that_computes_is_slow_and_one_that_does_not_is_hung() -> None:
+def test_an_import_that_computes_is_given_time_and_one_that_does_not_is_hung() -> None:
     main = replace(sample("TP0"), rank="main", cpu=180.0)
-    assert judged(starting("import", "import", silent=100, samples=(main,)))[0] == "SLOW"
-    assert judged(starting("import", "import", silent=100, samples=(replace(main, cpu=0.0),)))[0] == "HUNG"
+    assert judged(starting("import", "import", silent=100, samples=(main,))) == ("STARTING", "none", None)
+    assert judged(starting("import", "import", silent=301, samples=(main,))) == ("HUNG", "unknown", None)
+    resting = starting("import", "import", silent=100, samples=(replace(main, cpu=0.0),))
+    assert judged(resting)[0] == "HUNG"
+    assert judged(replace(resting, quiet_since=NOW - 5))[0] == "STARTING"
+    assert judged(replace(resting, quiet_since=NOW - 50))[0] == "HUNG"
 
 
 def test_a_straggler_is_named_with_the_barriers_countdown() -> None:

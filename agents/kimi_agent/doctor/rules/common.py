@@ -4,17 +4,17 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kimi_agent.doctor.evidence import GONE, Evidence
+from kimi_agent.doctor.evidence import GONE, REST, Evidence
 from kimi_agent.doctor.facts import Stack
 from kimi_agent.model.events import RankSample, Verdict
-from kimi_agent.model.phases import AFTER_LOAD, LOAD
+from kimi_agent.model.phases import AFTER_LOAD, IMPORT, LOAD
 
 Rule = Callable[[Evidence], Verdict | None]
 
+PAUSE: Final = 10.0
+"""Seconds for which a process that works may rest."""
 BUSY: Final = 50.0
 """Percent of a core above which a process computes, or spins."""
-IDLE: Final = 5.0
-"""Percent of a core below which a process only waits."""
 SLOW_READ: Final = 1_000_000.0
 """Bytes per second that tell a load that advances from one that stands."""
 MANY_FAULTS: Final = 100.0
@@ -64,6 +64,15 @@ def past(evidence: Evidence) -> str:
 def silence(evidence: Evidence) -> float:
     """Seconds without progress; 0 where there is no clock."""
     return evidence.silent or 0.0
+
+
+def importing(evidence: Evidence) -> bool:
+    """Whether a rank imports SGLang and works at it: nothing is logged meanwhile, only its CPU and reads can tell."""
+    if evidence.phase not in (IMPORT, None) or silence(evidence) > evidence.limits.patience:
+        return False
+    if evidence.quiet_since is not None:
+        return evidence.now - evidence.quiet_since < PAUSE
+    return any((one.cpu or 0.0) > REST or (one.read_rate or 0.0) > 0 for one in evidence.samples)
 
 
 def stale(evidence: Evidence) -> bool:

@@ -7,6 +7,7 @@ from kimi_agent.doctor.facts import Answer, Stack
 from kimi_agent.doctor.rules.common import (
     describe,
     frame_name,
+    importing,
     in_collective,
     past,
     ruled_out,
@@ -156,7 +157,7 @@ def silent(evidence: Evidence) -> Verdict | None:
     """Nothing moves, and no other rule knows why."""
     limits = evidence.limits
     limit = evidence.limit(limits.importing if evidence.phase in (IMPORT, None) else limits.silent)
-    if evidence.ready or evidence.silent is None or evidence.silent <= limit:
+    if evidence.ready or evidence.silent is None or evidence.silent <= limit or importing(evidence):
         return None
     if evidence.facts.follower or evidence.facts.stopping:
         return None

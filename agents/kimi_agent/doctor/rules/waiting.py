@@ -10,6 +10,7 @@ from kimi_agent.doctor.rules.common import (
     countdown,
     describe,
     frame_name,
+    importing,
     in_collective,
     names_of,
     past,
@@ -130,7 +131,7 @@ def straggler(evidence: Evidence) -> Verdict | None:
     if evidence.ready:
         return _late_by_stack(evidence) if stale(evidence) else None
     behind = evidence.laggards()
-    if evidence.live and silence(evidence) <= evidence.limit(evidence.limits.straggler):
+    if evidence.live and (importing(evidence) or silence(evidence) <= evidence.limit(evidence.limits.straggler)):
         return None
     if not behind:
         return _absent_node(evidence) or _late_by_stack(evidence)
