@@ -14,6 +14,7 @@ import orjson
 
 from kimi_agent import __version__
 from kimi_agent.bundle import build_id, prune_cache
+from kimi_agent.engine.argv import Problem
 from kimi_agent.engine.flags import installed_version
 from kimi_agent.errors import KimiError, LaunchError, UsageError
 from kimi_agent.host.gpu import GpuReader
@@ -24,6 +25,7 @@ from kimi_agent.model.events import AgentStarted, Body, HostSampled, Note, RunEx
 from kimi_agent.model.reduce import fold, reduce
 from kimi_agent.model.state import State
 from kimi_agent.paths import Home, private_dir
+from kimi_agent.preflight import report
 from kimi_agent.profile import Profile, parse
 from kimi_agent.runs import baseline, launch, plan, teardown
 from kimi_agent.runs.bisecting import Bisector
@@ -238,27 +240,24 @@ class Agent:
 
     async def preflight(self, profile: dict[str, Any]) -> dict[str, Any]:
         """What is known to be wrong with a launch, and its exact command line."""
-        made = await asyncio.to_thread(plan.make_plan, self._profile(profile), self.home)
-        found = await asyncio.to_thread(plan.problems, made)
-        return {
-            "argv": list(made.argv),
-            "sglang": made.version,
-            "ranks": list(made.ranks),
-            "problems": [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found],
-        }
+        own = None if self.running is None else self.running.record.pid
+        return await report.of_profile(self._profile(profile), self.home, own)
 
-    async def launch(self, profile: dict[str, Any]) -> dict[str, Any]:
-        """Start the server of a profile; at most one runs."""
+    async def launch(self, profile: dict[str, Any], force: bool = False) -> dict[str, Any]:
+        """Start the server of a profile; at most one runs. `force` starts it in spite of what its files show."""
         if self.bisector.active:
             raise UsageError("a bisection goes on", "Stop it first.", slug="busy")
-        return {"run": (await self._launch(self._profile(profile))).record.run}
+        refusals = plan.problems if force else report.hard_refusals
+        return {"run": (await self._launch(self._profile(profile), refusals)).record.run}
 
-    async def _launch(self, profile: Profile) -> Supervisor:
+    async def _launch(
+        self, profile: Profile, refusals: Callable[[plan.Plan], list[Problem]] = plan.problems
+    ) -> Supervisor:
         async with self._launching:
             if self.running is not None:
                 raise UsageError(f"run {self.running.record.run} is alive", "Stop it first.", slug="busy")
             made = await asyncio.to_thread(plan.make_plan, profile, self.home)
-            plan.refuse(await asyncio.to_thread(plan.problems, made))
+            plan.refuse(await asyncio.to_thread(refusals, made))
             record, process = launch.spawn(made, self.home)
             if not self.emit(launch.started(record, made, self.home, adopted=False)):
                 launch.give_up(record, process, self.home)
@@ -274,10 +273,7 @@ class Agent:
     async def stop(self) -> dict[str, Any]:
         """Stop the run, or the bisection whose run it is, and say what could not be released."""
         if self.bisector.active:
-            run = self.state.run
-            await self.bisector.stop()
-            ended = self.state.run.exited if self.state.run is not None else None
-            return {"run": run.started.run if run is not None else "", "left": list(ended.left if ended else ())}
+            return await self.bisector.stop()
         supervisor = self._need_run()
         return {"run": supervisor.record.run, "left": list(await supervisor.stop())}
 

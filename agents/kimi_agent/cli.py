@@ -52,14 +52,14 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     attach.add_argument("--read-only", action="store_true", help="allow nothing that changes the host")
     attach.set_defaults(command=_attach)
 
-    run = commands.add_parser("run", parents=[home], help="launch a profile without a screen")
-    run.add_argument("profile", type=Path)
-    run.add_argument("--until", choices=("ready", "exit"), default="exit")
-    run.add_argument("--dump", type=Path, help="write a dump there from READY on")
-    run.add_argument("--timeout", type=float, help="seconds until --until must hold; then the server is stopped")
-    run.add_argument("--json", action="store_true", help="events as NDJSON on stdout")
-    run.add_argument("--print", action="store_true", dest="only_print", help="print the exact command and leave")
-    run.set_defaults(command=_run)
+    _add_run(commands.add_parser("run", parents=[home], help="launch a profile without a screen"))
+
+    template = commands.add_parser(
+        "template", parents=[home], help="print a unit, a job script or a container's recipe"
+    )
+    template.add_argument("kind", choices=("systemd", "slurm", "container"))
+    template.add_argument("profile", type=Path)
+    template.set_defaults(command=_template)
 
     status = commands.add_parser("status", parents=[home], help="what runs here")
     status.add_argument("--json", action="store_true")
@@ -88,6 +88,12 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     preflight.add_argument("--json", action="store_true")
     preflight.set_defaults(command=_preflight)
 
+    from kimi_agent.feed.cli import add_feed_parser
+
+    feed = commands.add_parser("feed", parents=[home], help="drive a dataset through the running server into a dump")
+    add_feed_parser(feed)
+    feed.set_defaults(command=_feed)
+
     if shards:
         from kimi_agent.shards.cli import add_shards_parser, run_shards
 
@@ -96,6 +102,27 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     else:
         commands.add_parser("shards", help="list, show and verify captured shards")
     return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("profile", type=Path)
+    run.add_argument("--until", choices=("ready", "exit"), default="exit")
+    run.add_argument("--dump", type=Path, help="write a dump there from READY on")
+    run.add_argument("--timeout", type=float, help="seconds until --until must hold; then the server is stopped")
+    run.add_argument("--json", action="store_true", help="events as NDJSON on stdout")
+    run.add_argument("--record", type=Path, metavar="FILE", help="append all events to a recording")
+    run.add_argument(
+        "--restart",
+        choices=("never", "failed", "hung"),
+        default="never",
+        help="start again, with growing delays, after a server that ended by itself or also one that hangs",
+    )
+    run.add_argument("--restarts", type=int, default=5, metavar="N", help="give up after so many failures in a row [5]")
+    run.add_argument("--lifetime", type=float, metavar="S", help="stop the server after so many seconds")
+    run.add_argument("--idle-stop", type=float, metavar="S", help="stop it after so many seconds without a request")
+    run.add_argument("--end-agent", action="store_true", help="end the agent too when the command ends")
+    run.add_argument("--print", action="store_true", dest="only_print", help="print the exact command and leave")
+    run.set_defaults(command=_run)
 
 
 def _home(args: argparse.Namespace) -> Home:
@@ -128,6 +155,7 @@ def _attach(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from kimi_agent import profile
     from kimi_agent.headless import RunOptions, run_headless
+    from kimi_agent.policy import Policy
     from kimi_agent.runs import plan
 
     loaded = profile.load(args.profile)
@@ -137,8 +165,18 @@ def _run(args: argparse.Namespace) -> int:
         print(" ".join(f"{name}={shlex.quote(value)}" for name, value in (made.env | env).items()))
         print(shlex.join(made.argv))
         return Exit.OK
-    options = RunOptions(until=args.until, dump=args.dump, timeout=args.timeout, as_json=args.json)
+    options = RunOptions(
+        until=args.until, dump=args.dump, timeout=args.timeout, as_json=args.json, record=args.record,
+        policy=Policy(args.restart, args.restarts, args.lifetime, args.idle_stop), end_agent=args.end_agent,
+    )  # fmt: skip
     return run_headless(loaded, _home(args), options)
+
+
+def _template(args: argparse.Namespace) -> int:
+    from kimi_agent import profile, templates
+
+    print(templates.fill(args.kind, profile.load(args.profile), args.profile, _home(args)), end="")
+    return Exit.OK
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -185,24 +223,19 @@ def _bisect(args: argparse.Namespace) -> int:
     return bisect_headless(profile.load(args.profile), _home(args), options)
 
 
+def _feed(args: argparse.Namespace) -> int:
+    from kimi_agent.feed.cli import run
+
+    return run(args)
+
+
 def _preflight(args: argparse.Namespace) -> int:
     from kimi_agent import profile
-    from kimi_agent.runs import plan
+    from kimi_agent.preflight import report
 
     loaded = profile.load(args.profile)
     if args.drafter is not None:
         loaded = replace(loaded, capture=replace(loaded.capture, drafter=args.drafter))
-    made = plan.make_plan(loaded, _home(args))
-    found = plan.problems(made)
-    if args.json:
-        problems = [{"slug": one.slug, "message": one.message, "hint": one.hint} for one in found]
-        notes = [] if found else plan.notes(made)
-        print(json.dumps({"argv": list(made.argv), "sglang": made.version, "problems": problems, "notes": notes}))
-    else:
-        for one in found:
-            print(f"✖ {one.message}. {one.hint}")
-        if not found:
-            print(f"✓ nothing is known to be wrong; SGLang {made.version}, ranks {' '.join(made.ranks)}")
-            for note in plan.notes(made):
-                print(f"· {note}")
-    return Exit.USAGE if found else Exit.OK
+    found = asyncio.run(report.of_profile(loaded, _home(args)))
+    print(json.dumps(found) if args.json else "\n".join(report.lines(found)))
+    return Exit.USAGE if found["problems"] else Exit.OK

@@ -85,6 +85,15 @@ class GpuReader:
         return answer
 
 
+async def sample_once() -> tuple[tuple[GpuSample, ...], str | None]:
+    """All GPUs now, or why there are none, for who looks once."""
+    reader = GpuReader()
+    try:
+        return await reader.sample()
+    finally:
+        await reader.close()
+
+
 def _sample(gpu: dict[str, Any]) -> GpuSample:
     processes = tuple((int(pid), int(used)) for pid, used in gpu.pop("processes"))
     return GpuSample(**gpu, processes=processes)

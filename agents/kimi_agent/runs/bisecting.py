@@ -99,7 +99,9 @@ class Bisector:
             raise UsageError("no bisection goes on", "Start one first.", slug="no_bisect")
         self._why = why
         await asyncio.wait((task,))
-        return {"bisect": table.bisect}
+        run = self._state().run
+        left = run.exited.left if run is not None and run.exited is not None else ()
+        return {"bisect": table.bisect, "run": run.started.run if run is not None else "", "left": list(left)}
 
     async def close(self) -> None:
         """Break off what goes on, because the agent ends."""

@@ -11,12 +11,12 @@ subscribe      epoch: str|null, after: int,    {"epoch", "first", "last"}; then 
                                                state so far and the log's end, and only later ones follow
 ping                                           {}
 status                                         the same object as `kimi-agent status --json`
-preflight      profile: dict                   {"problems": [{"slug","message","hint"}], "argv": [...]}
-launch         profile: dict                   {"run"}
+preflight      profile: dict                   what `preflight --json` prints
+launch         profile: dict, force: bool      {"run"}; force starts it in spite of what ports and files show
 stop                                           {"run", "left": [...]}; ends a bisection too
 bisect         profile: dict|null, only,       {"bisect", "factors": [...]}; without a profile, of the run that hung or
                limit, first, resume            failed last; the table comes as events
-bisect_stop                                    {"bisect"}
+bisect_stop                                    {"bisect", "run", "left": [...]}
 dump_start     name: str|null, resume: bool    {"dump", "directory", "boundaries"}; resume goes on with that dump
 dump_stop                                      {"dump", "rows", "samples", "shards"}
 prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}
