@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_agent.engine.dialects import UNDATED
-from kimi_agent.engine.loglines import MAX_LINE_BYTES, batch_fields, parse, split_lines
+from kimi_agent.engine.loglines import MAX_LINE_BYTES, batch_fields, parse, split_lines, without_repeats
 from kimi_agent.engine.phases import PhaseTracker
 
 CHUNKS = st.lists(
@@ -121,3 +121,25 @@ def test_batch_lines_of_every_version_are_read_by_key(message: str, expected: di
 
 def test_other_lines_have_no_batch() -> None:
     assert batch_fields("Load weight begin. avail mem=21.19 GB") == {}
+
+
+def test_of_a_ready_servers_lines_the_last_batch_of_each_kind_is_kept_and_every_other_line() -> None:
+    decode = [f"[2026-11-29 13:45:0{n} TP0] Decode batch, #running-req: {n}" for n in range(4)]
+    prefill = "[2026-11-29 13:45:05 TP0] Prefill batch, #new-seq: 1"
+    access = [f'[2026-11-29 13:45:06] INFO:     127.0.0.1:{n} - "GET / HTTP/1.1" 200 OK' for n in range(3)]
+    told = ["[2026-11-29 13:45:07 TP1] Scheduler hit an exception: Traceback (most recent call last):", "  File x",
+            "[2026-11-29 13:45:08] INFO:     Shutting down"]  # fmt: skip
+    mixed = [
+        decode[0],
+        told[0],
+        decode[1],
+        prefill,
+        access[0],
+        told[1],
+        access[1],
+        decode[2],
+        decode[3],
+        access[2],
+        told[2],
+    ]
+    assert without_repeats(mixed) == [told[0], prefill, told[1], decode[3], access[2], told[2]]

@@ -9,7 +9,7 @@ from kimi_agent.doctor.evidence import evidence_of
 from kimi_agent.doctor.limits import silence_limit
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.phases import PhaseTracker
-from kimi_agent.model.events import Event, PhaseEntered, PhaseProgress, RunStarted
+from kimi_agent.model.events import Event, PhaseEntered, PhaseProgress, RankSample, RanksSampled, RunStarted
 from kimi_agent.model.phases import PHASES
 from kimi_agent.model.reduce import fold
 from kimi_agent.model.starts import lateness, remaining
@@ -144,3 +144,13 @@ def test_a_phase_that_outlasts_every_good_start_is_slow_while_it_advances(tmp_pa
         verdict = diagnose(evidence)
         assert (status(evidence, verdict)[0], verdict.kind) == (word, "none"), seconds
         assert lateness(run, 120.0 + seconds) == max(0.0, seconds - 61.0)
+
+
+def test_a_start_in_which_a_process_was_stopped_is_no_measure(tmp_path: Path) -> None:
+    learn(tmp_path, plan(), replace(start(), stopped=True))
+    assert recall(tmp_path, plan(), "next") is None
+    sample = RankSample("TP1", 2, "T", 0.0, 1, 0.0, 0.0, None, None)
+    launched = RunStarted("r", "k", "/m", (), 1, 2, ("TP0", "TP1"), "h", 1, "log", "python", "0.5.23", False)
+    run = fold([Event(1, 100.0, launched), Event(2, 101.0, RanksSampled("r", (sample,)))]).run
+    assert run is not None
+    assert run.stopped

@@ -1,6 +1,7 @@
 """The server's log: bytes to lines, lines to time, rank and message, batch lines to their figures."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -15,6 +16,8 @@ _GLUED_HEADER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,\d]{0,4}(?: [A-
 _ACCESS = re.compile(r'(?:INFO: +)?\S+ - "[A-Z]+ \S+ HTTP/')
 _BAR = re.compile(r"\d{1,3}%[^\[]{0,300}?(?P<done>\d{1,9})/(?P<total>\d{1,9}) \[")
 _LONGEST_BAR = 1000
+_SERVING = re.compile(r"\] (?:Decode|Prefill) batch|\] INFO: +[\d\[]")
+_HEADER_ROOM = 200
 _DETAIL = re.compile(r"\s*\([^()]{0,200}\)$")
 _BATCH = re.compile(r"(?P<what>Prefill|Decode) batch(?: \[\d+\])?(?:\((?P<mixed>[^)]*)\))?[.,] (?P<tail>.*)")
 
@@ -79,6 +82,20 @@ def _at_headers(line: bytes) -> list[bytes]:
 def to_text(line: bytes) -> str:
     """One line for people and rules: no terminal escapes, no invalid UTF-8, not too long."""
     return clean(line.decode("utf-8", "replace"))
+
+
+def without_repeats(lines: Sequence[str]) -> list[str]:
+    """A ready server's lines without its batch and access lines, but for the last of each kind."""
+    seen: set[str] = set()
+    kept: list[str] = []
+    for line in reversed(lines):
+        match = _SERVING.search(line, 0, _HEADER_ROOM)
+        if match is None:
+            kept.append(line)
+        elif match[0] not in seen:
+            seen.add(match[0])
+            kept.append(line)
+    return kept[::-1]
 
 
 def parse(line: str) -> LogLine:

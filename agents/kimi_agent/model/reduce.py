@@ -92,12 +92,12 @@ def _(body: ev.StatusChanged, state: State, time: float) -> State:
     if state.run is None or state.run.started.run != body.run:
         return state
     before = state.run.status
+    if before == body.status:
+        return _on_run(state, body.run, lambda run: replace(run, status_reason=body.reason))
     state = _on_run(
         state, body.run,
         lambda run: replace(run, status=body.status, status_reason=body.reason, status_since=time),
     )  # fmt: skip
-    if before == body.status:
-        return state
     reason = f": {body.reason}" if body.reason else ""
     return _ring(state, time, STATUS_LEVELS.get(body.status, "info"), f"{before} → {body.status}{reason}")
 
@@ -139,7 +139,11 @@ def _(body: ev.LogUnmatched, state: State, time: float) -> State:
 
 @_apply.register
 def _(body: ev.RanksSampled, state: State, time: float) -> State:
-    return _on_run(state, body.run, lambda run: replace(run, samples=body.ranks, samples_time=time))
+    def change(run: RunState) -> RunState:
+        stopped = run.stopped or (run.ready_time is None and any(sample.state == "T" for sample in body.ranks))
+        return replace(run, samples=body.ranks, samples_time=time, stopped=stopped)
+
+    return _on_run(state, body.run, change)
 
 
 @_apply.register

@@ -74,6 +74,8 @@ class RunState:
     """When a rank last entered a phase or a bar moved."""
     silences: tuple[tuple[str, float], ...] = ()
     """(phase, longest seconds without progress while it was the earliest that a rank was in), until ready."""
+    stopped: bool = False
+    """Whether a process was seen stopped (SIGSTOP, a debugger) before it was ready."""
     unmatched: LogUnmatched | None = None
     samples: tuple[RankSample, ...] = ()
     samples_time: float | None = None

@@ -28,6 +28,7 @@ class Marker:
         self._phases: set[str] = set()
         self._verdict = "none"
         self._dump = ("", "")
+        self._status = ""
 
     def mark(self, place: int, event: Event) -> Mark | None:
         """The mark of the event at a place, if it deserves one."""
@@ -38,7 +39,7 @@ class Marker:
         if isinstance(body, RunStarted):
             return None if body.adopted else self._launched(body)
         if isinstance(body, StatusChanged):
-            return "error" if body.status in BAD else "status", f"{body.status} {body.reason}".rstrip()
+            return self._became(body)
         if isinstance(body, RunExited):
             return "exit", f"the run ended, exit code {body.code}"
         if isinstance(body, Note):
@@ -47,8 +48,14 @@ class Marker:
             return "gap", f"events {body.first}-{body.last} are gone"
         return self._changed(body)
 
+    def _became(self, body: StatusChanged) -> tuple[str, str] | None:
+        if body.status == self._status:
+            return None  # only its reason moved
+        self._status = body.status
+        return "error" if body.status in BAD else "status", f"{body.status} {body.reason}".rstrip()
+
     def _launched(self, body: RunStarted) -> tuple[str, str]:
-        self._phases, self._verdict, self._dump = set(), "none", ("", "")
+        self._phases, self._verdict, self._dump, self._status = set(), "none", ("", ""), ""
         return "launch", f"launched {body.name}"
 
     def _changed(self, body: Body) -> tuple[str, str] | None:

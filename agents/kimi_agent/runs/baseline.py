@@ -57,8 +57,8 @@ def recall(directory: Path, plan: Plan, run: str) -> BaselineKnown | None:
 
 
 def learn(directory: Path, plan: Plan, run: RunState) -> None:
-    """Keep a start that has become ready, with those before it."""
-    if run.ready_time is None:
+    """Keep a start that has become ready, with those before it; not one in which somebody stopped a process."""
+    if run.ready_time is None or run.stopped:
         return
     start = GoodStart(run.time, run.ready_time - run.time, tuple(phase_seconds(run).items()), run.silences)
     directory.mkdir(mode=0o700, exist_ok=True)

@@ -15,7 +15,7 @@ from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine import options
 from kimi_agent.engine.http import REFUSED_SLUG, get_json
 from kimi_agent.engine.loads import ThroughputMeter, parse_loads
-from kimi_agent.engine.loglines import parse
+from kimi_agent.engine.loglines import parse, without_repeats
 from kimi_agent.engine.phases import Entered, PhaseTracker
 from kimi_agent.errors import KimiError
 from kimi_agent.host.proc import ProcessSampler, place_on_gpus
@@ -89,6 +89,8 @@ class Supervisor:
         self._asked = False
         self._reported: set[str] = set()
         self._status = ""
+        self._reason = ""
+        self._reason_time = 0.0
         self._learned = self._run.ready_time is not None
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
@@ -195,7 +197,7 @@ class Supervisor:
                 batch, size = [], 0
         if batch:
             self._emit(LogLines(self.record.run, first, tuple(batch)))
-        for parsed in map(parse, lines):
+        for parsed in map(parse, without_repeats(lines) if self._tracker.ready else lines):
             self._meter.feed(parsed, time.time())
             for found in self._tracker.feed(parsed):
                 if isinstance(found, Entered):
@@ -309,12 +311,20 @@ class Supervisor:
         self._limit_stop = asyncio.create_task(self.stop())
 
     def _set_status(self, word: str, reason: str) -> None:
-        if word != self._status:
-            if word == "READY" and not self._learned:
-                self._learned = True
-                baseline.learn(self._home.baselines, self.plan, self._run)
-            self._status = word
-            self._emit(StatusChanged(self.record.run, word, reason))
+        now = time.monotonic()
+        if word == self._status:
+            # The reason of a start holds figures that move: it is told now and then, not with every look.
+            if word != "READY" and reason != self._reason and now - self._reason_time > VERDICT_PERIOD:
+                self._tell_status(word, reason)
+            return
+        if word == "READY" and not self._learned:
+            self._learned = True
+            baseline.learn(self._home.baselines, self.plan, self._run)
+        self._tell_status(word, reason)
+
+    def _tell_status(self, word: str, reason: str) -> None:
+        self._status, self._reason, self._reason_time = word, reason, time.monotonic()
+        self._emit(StatusChanged(self.record.run, word, reason))
 
     def _ended(self) -> bool:
         if self._process is not None:
