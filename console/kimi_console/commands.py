@@ -16,6 +16,8 @@ from kimi_console.headless.terminal import terminal_handler
 from kimi_console.hosts import host_settings
 from kimi_console.paths import profiles_dir
 from kimi_console.source.client import Dial
+from kimi_console.source.growing import GrowingSource
+from kimi_console.source.importing import PIPE
 from kimi_console.source.live import LiveSource
 from kimi_console.source.local import check_python, local_dial, local_python
 from kimi_console.source.opening import Opened
@@ -119,6 +121,8 @@ def play(file: Path, speed: float | None, at: str | None, *, follow: bool = Fals
         UsageError: the file cannot be played.
     """
     shown = Show(**show)
+    if not shown.screen and (follow or str(file) == PIPE):
+        return asyncio.run(_present(GrowingSource(str(file)), None, (), shown))
     if not shown.screen:
         return asyncio.run(_present(ReplaySource(file, speed, at), None, (), shown))
     return asyncio.run(_play(Opened(file, speed=math.inf if speed is None else speed, at=at, follow=follow), shown))

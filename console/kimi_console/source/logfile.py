@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from kimi_agent.doctor.logfile import diagnose_log, diagnose_tracker
-from kimi_agent.engine.loglines import parse, split_lines
+from kimi_agent.engine.loads import ThroughputMeter
+from kimi_agent.engine.loglines import LogLine, parse, split_lines
 from kimi_agent.engine.phases import Change, Entered, PhaseTracker
 from kimi_agent.model.events import (
     Body,
@@ -33,6 +34,8 @@ _ARGUMENTS = {
     "port": re.compile(r"\bport(?:': |=)(\d{1,5})\b"),
 }
 """How `server_args=` spells them, as a dictionary or as a call."""
+RATES_PERIOD = 1.0
+"""Seconds of the log's time between two samples of throughput."""
 LINE_SECONDS = 0.1
 """What a line takes to play in a log without times."""
 MAX_LINES = 500
@@ -68,6 +71,8 @@ class LogEvents:
         self._status = "STARTING"
         self._verdict: tuple[str, str | None] = ("none", None)
         self._timed = True
+        self._meter = ThroughputMeter(RUN)
+        self._metered = 0.0
         self._unmatched = 0
 
     def events(self) -> Iterator[Event]:
@@ -173,9 +178,19 @@ class LogEvents:
             self._unmatched = self._tracker.unmatched
             seconds, last = self._tracker.unmatched_seconds, self._tracker.unmatched_last
             yield self._event(LogUnmatched(RUN, self._unmatched, seconds, last))
+        if line.kind == "batch":
+            yield from self._rates(line)
         if status != self._status:
             self._status = status
             yield self._event(StatusChanged(RUN, status, reason))
+
+    def _rates(self, line: LogLine) -> Iterator[Event]:
+        """What a batch line tells of throughput, once a second of the log's time."""
+        self._meter.feed(line, self._time)
+        if self._time - self._metered >= RATES_PERIOD:
+            self._metered = self._time
+            yield from self._flush()
+            yield self._event(self._meter.update(None, self._time))
 
     def _flush(self) -> Iterator[Event]:
         if self._lines:

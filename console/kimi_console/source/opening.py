@@ -1,6 +1,7 @@
 """Opening what `replay` is given: a recording as it is, anything else through a recording of it made on the way."""
 
 import asyncio
+import os
 import sys
 import tempfile
 from contextlib import suppress
@@ -22,6 +23,22 @@ AT_ONCE: Final = 2 << 20
 FIRST_WAIT: Final = 10.0
 """Seconds for the first event of a file that is read behind."""
 LOOK: Final = 0.02
+
+
+def _terminal_as_input() -> int:
+    """Make the terminal this process's standard input, and give the pipe that was there.
+
+    Raises:
+        UsageError: there is no terminal.
+    """
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError("there is no terminal to show the pipe on", "Add --headless, or --json.") from error
+    pipe = os.dup(0)
+    os.dup2(terminal, 0)
+    os.close(terminal)
+    return pipe
 
 
 class Opened:
@@ -77,11 +94,14 @@ class Opened:
 
     async def _behind(self, made: Path) -> None:
         RecordingWriter(made).close()
+        pipe = _terminal_as_input() if self._source == PIPE else None
         arguments = [self._source, str(made), *(["--follow"] if self._follow else [])]
         self._importer = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "kimi_console.source.importing", *arguments,
-            stdin=None if self._source == PIPE else asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stdin=pipe if pipe is not None else asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
+        if pipe is not None:
+            os.close(pipe)
         recording = Recording(made)
         deadline = asyncio.get_running_loop().time() + FIRST_WAIT
         while not len(recording) and self._importer.returncode is None:
