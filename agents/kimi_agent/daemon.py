@@ -237,7 +237,8 @@ def start_daemon(home: Home) -> Client:
     """
     private_dir(home.root)
     unit = f"kimi-agent-{hashlib.sha256(os.fsencode(home.root)).hexdigest()[:8]}-{os.getpid()}"
-    scope = scope_argv(unit, os.getuid())
+    # Inside a service the agent stays where the service manager finds it.
+    scope = [] if os.environ.get("INVOCATION_ID") else scope_argv(unit, os.getuid())
     if scope and (client := _spawn_and_wait(home, scope)) is not None:
         return client
     if (client := _spawn_and_wait(home, [])) is not None:

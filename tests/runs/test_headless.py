@@ -1,0 +1,122 @@
+"""`kimi-agent run` with the real SGLang: recorded, stopped when idle, started again when it fails, ended by SIGTERM."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_agent.bundle import ensure_bundle
+from kimi_agent.errors import Exit
+from kimi_agent.model.events import RunExited, RunStarted, StatusChanged
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
+from kimi_agent.wire.codec import decode_event
+from kimi_console.demo.engine import Engine
+from kimi_console.demo.profile import demo_profile, free_port
+from kimi_console.source.replay import open_events
+
+pytestmark = pytest.mark.engine
+
+Run = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def write(path: Path, tables: dict[str, Any]) -> Path:
+    """A profile as TOML."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for key, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def run(engine: Engine, home: Home) -> Run:
+    """Start `kimi-agent run` in the engine's Python."""
+
+    def start(profile: Path, *options: str) -> "subprocess.Popen[bytes]":
+        argv = [engine.python, "-m", "kimi_agent", "run", "--home", home.root, "--json", *options, profile]
+        env = os.environ | {"PYTHONPATH": str(ensure_bundle())}
+        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    return start
+
+
+def everything(home: Home) -> list[Any]:
+    """The bodies of all events, as a console that comes now sees them."""
+    client = Client(home.socket)
+    last = client.request("subscribe", epoch=None, after=0)["last"]
+    events = [decode_event(line) for line in islice(client.events(), last)]
+    client.close()
+    assert [event.seq for event in events] == list(range(1, last + 1))
+    return [event.body for event in events]
+
+
+def scratch_left() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob(f"kimi-{os.getuid()}-run-*"))
+
+
+def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
+    run: Run, engine: Engine, home: Home, tmp_path: Path
+) -> None:
+    before = scratch_left()
+    recording = tmp_path / "run.kimi"
+    profile = write(tmp_path / "tiny.toml", demo_profile(engine, free_port()))
+    with run(profile, "--record", str(recording), "--idle-stop", "3", "--timeout", "240") as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if b'"READY"' in line:
+                bodies = everything(home)
+                assert any(isinstance(body, RunStarted) for body in bodies)
+                assert any(isinstance(body, StatusChanged) and body.status == "STARTING" for body in bodies)
+        assert process.stderr is not None
+        said = process.stderr.read().decode()
+        assert process.wait(30) == Exit.OK
+    assert said == "kimi-agent: stopping the server: it had no requests\n"
+    events = [decode_event(line) for line in lines]
+    assert isinstance(events[-1].body, RunExited)
+    assert (events[-1].body.asked, events[-1].body.left) == (True, ())
+    assert list(open_events(recording)) == events
+    assert scratch_left() <= before
+
+
+def test_a_server_that_fails_is_started_again_and_sigterm_ends_it_all(
+    run: Run, engine: Engine, home: Home, tmp_path: Path
+) -> None:
+    model = tmp_path / "broken"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["Nope"], "model_type": "nope"}')
+    tables = demo_profile(engine, free_port())
+    tables["server"]["model"] = str(model)
+    tables["capture"] = {"enabled": False}
+    profile = write(tmp_path / "broken.toml", tables)
+    with run(profile, "--restart", "failed", "--restarts", "1", "--end-agent") as process:
+        _, errors = process.communicate(timeout=200)
+    first, second = errors.decode().splitlines()
+    assert first.startswith("kimi-agent: FAILED")
+    assert first.endswith("; starting again in 5 s (1 of 1)")
+    assert second.startswith("kimi-agent: FAILED")
+    assert process.returncode == Exit.FAILED
+    assert not home.socket.exists(), "the agent ended with the command"
+
+    with run(profile, "--restart", "failed") as process:
+        assert process.stdout is not None
+        while b'"k":"run"' not in (line := process.stdout.readline()):
+            assert line, "it ended"
+        process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        process.communicate(timeout=60)
+        assert time.monotonic() - begun < 40
+    assert process.returncode == Exit.OK
+    bodies = everything(home)
+    assert [body.asked for body in bodies if isinstance(body, RunExited)] == [False, False, True]
