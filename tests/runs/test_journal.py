@@ -124,3 +124,29 @@ def test_a_full_disk_loses_events_but_counts_them(tmp_path: Path) -> None:
     assert kept[2] == "3"
     assert [event.seq for event in journal.events()] == [1, 2, 3]
     journal.close()
+
+
+def test_many_short_lives_keep_the_whole_history(tmp_path: Path) -> None:
+    for number in range(60):
+        journal = Journal(tmp_path, segment_bytes=4096, limit_bytes=4 * 4096)
+        journal.append(Note("info", f"life {number}"))
+        journal.close()
+    journal = Journal(tmp_path, segment_bytes=4096, limit_bytes=4 * 4096)
+    assert [event.seq for event in journal.events()] == list(range(1, 61))
+    journal.close()
+
+
+async def test_a_reader_that_is_overtaken_by_the_limit_is_told_of_one_gap(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=400, limit_bytes=4 * 400)
+    for number in range(12):
+        journal.append(Note("info", f"early {number} {'x' * 100}"))
+    following = journal.follow(journal.first - 1)
+    seen = [decode_event(line).seq for line in await anext(following)]
+    for number in range(12):
+        journal.append(Note("info", f"late {number} {'x' * 100}"))
+    while seen[-1] < journal.last:
+        seen += [decode_event(line).seq for line in await anext(following)]
+    assert seen == sorted(set(seen))
+    kept = set(range(journal.first, journal.last + 1))
+    assert kept <= set(seen)
+    journal.close()

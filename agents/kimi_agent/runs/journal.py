@@ -130,8 +130,10 @@ class Journal:
             gap = Gap(after + 1, self.first - 1, "the journal keeps only the newest events")
             yield [encode_event(Event(self.first - 1, self._wall + time.monotonic(), gap))], self.first - 1
             after = self.first - 1
-        for index in range(max(0, bisect_right(self._firsts, after + 1) - 1), len(self._segments)):
-            yield from self._read_segment(self._segments[index], self._firsts[index], after)
+        begin = max(0, bisect_right(self._firsts, after + 1) - 1)
+        # A copy: while this is read, segments may be added at the end and dropped at the front.
+        for path, first in list(zip(self._segments[begin:], self._firsts[begin:], strict=True)):
+            yield from self._read_segment(path, first, after)
 
     def _read_segment(self, path: Path, first: int, after: int) -> Iterator[tuple[list[bytes], int]]:
         seq, carry = first - 1, b""
@@ -155,7 +157,14 @@ class Journal:
         self._written = 0
         self._segments.append(path)
         self._firsts.append(first)
-        while len(self._segments) * self._segment_bytes > self._limit_bytes and len(self._segments) > 1:
+        self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Keep the segments within the limit; those that short lives of agents left are small."""
+        sizes = [path.stat().st_size if path.exists() else 0 for path in self._segments]
+        held = sum(sizes) + self._segment_bytes
+        while held > self._limit_bytes and len(self._segments) > 1:
+            held -= sizes.pop(0)
             self._segments.pop(0).unlink(missing_ok=True)
             self._firsts.pop(0)
 
