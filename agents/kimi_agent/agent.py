@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from kimi_agent import __version__
+from kimi_agent.bugreport.serve import Bundles
 from kimi_agent.bundle import build_id, prune_cache
 from kimi_agent.engine.argv import Problem
 from kimi_agent.engine.flags import installed_version
@@ -87,8 +88,8 @@ class Agent:
             "preflight": self.preflight,
             "launch": self.launch,
             "stop": self.stop,
-            "bisect": self.bisector.start,
-            "bisect_stop": self.bisector.stop,
+            **self.bisector.methods(),
+            **Bundles(home).methods(),
             "dump_start": self.dump_start,
             "dump_stop": self.dump_stop,
             "prove": self.prove,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kimi_agent import __version__
 from kimi_agent.errors import Exit, KimiError
@@ -73,15 +74,7 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
     prove.add_argument("--json", action="store_true")
     prove.set_defaults(command=_prove)
 
-    bisect = commands.add_parser("bisect", parents=[home], help="find what a start hangs on, one change at a time")
-    bisect.add_argument("profile", type=Path)
-    bisect.add_argument("--factors", metavar="A,B", help="try these only")
-    bisect.add_argument("--limit", type=float, metavar="S", help="seconds that each start gets")
-    bisect.add_argument("--first", action="store_true", help="end at the first factor that gets past the hang")
-    bisect.add_argument("--resume", action="store_true", help="go on with the table that was broken off")
-    bisect.add_argument("--json", action="store_true", help="the table as one JSON object on stdout")
-    bisect.set_defaults(command=_bisect)
-
+    _add_hang_parsers(commands, home)
     preflight = commands.add_parser("preflight", parents=[home], help="what is known to be wrong with a launch")
     preflight.add_argument("profile", type=Path)
     preflight.add_argument("--drafter", metavar="DIR", help="its config.json says which boundaries must be captured")
@@ -123,6 +116,25 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--end-agent", action="store_true", help="end the agent too when the command ends")
     run.add_argument("--print", action="store_true", dest="only_print", help="print the exact command and leave")
     run.set_defaults(command=_run)
+
+
+def _add_hang_parsers(commands: Any, home: argparse.ArgumentParser) -> None:
+    """The commands for a start that hangs."""
+    bisect = commands.add_parser("bisect", parents=[home], help="find what a start hangs on, one change at a time")
+    bisect.add_argument("profile", type=Path)
+    bisect.add_argument("--factors", metavar="A,B", help="try these only")
+    bisect.add_argument("--limit", type=float, metavar="S", help="seconds that each start gets")
+    bisect.add_argument("--first", action="store_true", help="end at the first factor that gets past the hang")
+    bisect.add_argument("--resume", action="store_true", help="go on with the table that was broken off")
+    bisect.add_argument("--json", action="store_true", help="the table as one JSON object on stdout")
+    bisect.set_defaults(command=_bisect)
+
+    bundle = commands.add_parser("bundle", parents=[home], help="write a run's bundle for a bug report, redacted")
+    bundle.add_argument("--run", metavar="ID", help="of this run instead of the newest")
+    bundle.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
+    bundle.add_argument("--host", action="append", default=[], metavar="NAME", help="take this name out too")
+    bundle.add_argument("--json", action="store_true")
+    bundle.set_defaults(command=_bundle)
 
 
 def _home(args: argparse.Namespace) -> Home:
@@ -227,6 +239,19 @@ def _feed(args: argparse.Namespace) -> int:
     from kimi_agent.feed.cli import run
 
     return run(args)
+
+
+def _bundle(args: argparse.Namespace) -> int:
+    from kimi_agent.bugreport.archive import default_name, write_bundle
+
+    home = _home(args)
+    answer = write_bundle(home, args.run, args.output or Path(default_name(args.run)), args.host)
+    if args.json:
+        print(json.dumps(answer))
+    else:
+        removed = ", ".join(f"{count} {kind}" for kind, count in answer["removed"].items()) or "nothing"
+        print(f"{answer['bundle']}  {answer['size']:,} bytes  taken out: {removed}")
+    return Exit.OK
 
 
 def _preflight(args: argparse.Namespace) -> int:

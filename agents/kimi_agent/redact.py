@@ -145,11 +145,11 @@ class Redactor:
         return PROMPT.sub(taken, REQUEST.sub(taken, line))
 
     def _credentials(self, line: str) -> str:
+        if "://" in line:
+            line = URL_USER.sub(lambda match: self._mark("credentials", f"{match[1]}<credentials>@"), line)
         line = self._secrets.sub(self._removed("secret", "<secret>"), line)
         if (cut := CUT.search(line)) is not None:
             line = line[: cut.start()].rpartition(" ")[0] + line[cut.start() :]
-        if "://" in line:
-            line = URL_USER.sub(lambda match: self._mark("credentials", f"{match[1]}<credentials>@"), line)
         if HINT.search(line):
             line = HEADER.sub(self._header, line)
             line = FLAG.sub(self._valued, line)

@@ -29,8 +29,7 @@ def by_py_spy(pid: int) -> tuple[str, ...]:
     Raises:
         NotSeenError: py-spy is not there, may not look, or did not answer in `DEADLINE` seconds.
     """
-    beside = Path(sys.executable).parent / "py-spy"
-    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    program = _py_spy()
     if program is None:
         raise NotSeenError(f"py-spy is neither beside {sys.executable} nor on the PATH")
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
@@ -49,6 +48,28 @@ def by_py_spy(pid: int) -> tuple[str, ...]:
         return frames_of_py_spy(json.loads(done.stdout), pid)
     except ValueError as error:
         raise NotSeenError(f"py-spy's answer is not understood: {error}") from error
+
+
+def all_stacks(pid: int, plugin: Path) -> str:
+    """The stacks of all threads of a process, as its plugin or py-spy writes them, or in words why there are none."""
+    try:
+        return str(_ask_plugin(plugin)["stacks"])
+    except (OSError, ValueError, KeyError):
+        pass  # no plugin there, or one that does not answer: py-spy may see it
+    program = _py_spy()
+    if program is None:
+        return "no stacks: the plugin does not answer there, and there is no py-spy\n"
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=DEADLINE, check=False, stdin=subprocess.DEVNULL)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return f"no stacks: py-spy: {type(error).__name__}\n"
+    return (done.stdout or done.stderr).decode("utf-8", "replace")
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def frames_of_py_spy(threads: list[dict[str, Any]], pid: int) -> tuple[str, ...]:
@@ -75,17 +96,21 @@ def by_plugin(path: Path) -> tuple[str, ...]:
         NotSeenError: it did not answer in `DEADLINE` seconds.
     """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            link.settimeout(DEADLINE)
-            link.connect(str(path))
-            if not same_user(link):
-                raise NotSeenError("the plugin's socket belongs to another user")
-            link.sendall(b'{"op":"stacks"}\n')
-            with link.makefile("rb") as lines:
-                answer = json.loads(lines.readline())
-        return frames_of_plugin(str(answer["stacks"]))
+        return frames_of_plugin(str(_ask_plugin(path)["stacks"]))
     except (OSError, ValueError, KeyError) as error:
         raise NotSeenError(f"the plugin did not answer: {error}") from error
+
+
+def _ask_plugin(path: Path) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(DEADLINE)
+        link.connect(str(path))
+        if not same_user(link):
+            raise PermissionError("its socket belongs to another user")
+        link.sendall(b'{"op":"stacks"}\n')
+        with link.makefile("rb") as lines:
+            answer: dict[str, Any] = json.loads(lines.readline())
+    return answer
 
 
 def frames_of_plugin(text: str) -> tuple[str, ...]:

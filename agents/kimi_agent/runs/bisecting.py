@@ -49,6 +49,10 @@ class Bisector:
         self._why = ""
         """Why it is to be broken off; empty while it is not."""
 
+    def methods(self) -> dict[str, Callable[..., Awaitable[Any]]]:
+        """What a client may call."""
+        return {"bisect": self.start, "bisect_stop": self.stop}
+
     @property
     def active(self) -> bool:
         """Whether a bisection goes on."""

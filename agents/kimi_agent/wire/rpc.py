@@ -20,6 +20,8 @@ bisect_stop                                    {"bisect", "run", "left": [...]}
 dump_start     name: str|null, resume: bool    {"dump", "directory", "boundaries"}; resume goes on with that dump
 dump_stop                                      {"dump", "rows", "samples", "shards"}
 prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}
+bundle         run: str|null, hosts: [str]     {"bundle", "run", "size", "removed": {kind: count}, "files"}
+bundle_read    bundle: str, offset: int        {"data": base64 of at most 512 KiB, "size": bytes of the whole}
 dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
 shards         dump: str                       what `shards ls --json` prints
 shard          dump: str, shard: str           what `shards show --json` prints
