@@ -10,6 +10,7 @@ from kimi_agent.doctor.facts import Answer
 from kimi_agent.engine import options
 from kimi_agent.engine.http import post_json
 from kimi_agent.errors import KimiError
+from kimi_agent.model.events import Body, Note
 from kimi_agent.runs.plan import Plan
 from kimi_agent.runs.prove import PROOF, TOKEN
 
@@ -22,13 +23,14 @@ PERIOD: Final = 5.0
 class Canary:
     """Sends one canary at a time for one run; `answer` is the last one that came back, or did not."""
 
-    def __init__(self, plan: Plan, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run: str, plan: Plan, emit: Callable[[Body], object]) -> None:
         """`plan.profile.limits.canary` is the deadline in seconds; without one this does nothing."""
         self.answer: Answer | None = None
         self.time: float | None = None
         """When `answer` was known, Unix seconds."""
+        self._run = run
         self._plan = plan
-        self._clock = clock
+        self._emit = emit
         self._sent = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -38,9 +40,9 @@ class Canary:
         if deadline is None or not evidence.ready or age is None or age < STALE:
             return
         busy = self._asking is not None and not self._asking.done()
-        if busy or self._clock() - self._sent < PERIOD:
+        if busy or time.time() - self._sent < PERIOD:
             return
-        self._sent = self._clock()
+        self._sent = time.time()
         self._asking = asyncio.create_task(self._ask(deadline))
 
     async def close(self) -> None:
@@ -63,4 +65,8 @@ class Canary:
         except KimiError as error:
             why = error.message
         spent = time.monotonic() - began
-        self.answer, self.time = Answer("/generate", None if why else 200, spent, why), self._clock()
+        before = self.answer
+        self.answer, self.time = Answer("/generate", None if why else 200, spent, why), time.time()
+        if before is None or before.status != self.answer.status:
+            words = f"did not come back: {why}" if why else f"came back after {spent:.1f} s"
+            self._emit(Note("warning" if why else "info", f"the canary, one token, {words}", self._run))

@@ -95,7 +95,7 @@ class Supervisor:
         self._verdict = Verdict("none", "")
         self._verdict_time = 0.0
         self._evidence: Evidence | None = None
-        self._canary = Canary(plan)
+        self._canary = Canary(record.run, plan, emit)
         self._examiner = Examiner(self._run.started, self._run.time, self._sockets)
         self._port_open: bool | None = None
         self._plugin_pids: frozenset[int] | None = None
