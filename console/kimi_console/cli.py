@@ -73,10 +73,21 @@ watching = _options(
 )
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(context_settings=CONTEXT, invoke_without_command=True)
 @click.version_option(__version__, prog_name="kimi-console", message="%(prog)s %(version)s")
-def cli() -> None:
-    """Launch, watch and understand SGLang on a far GPU host, and dump hidden states that can be trusted."""
+@click.pass_context
+def cli(context: click.Context) -> int:
+    """Launch, watch and understand SGLang on a far GPU host, and dump hidden states that can be trusted.
+
+    Alone on a terminal: a list of hosts, recordings and the demo to choose from.
+    """
+    if context.invoked_subcommand is not None:
+        return Exit.OK
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.exceptions.NoArgsIsHelpError(context)
+    from kimi_console.home import show_home
+
+    return show_home()
 
 
 @cli.command()
@@ -114,8 +125,13 @@ def local(python: str | None, home: Path | None, **options: Any) -> int:
 @click.option("--json", "as_json", is_flag=True, help="With --headless: one JSON object on stdout.")
 @click.option("--dump", type=FILE, help="With --headless: put the dump there and keep it.")
 @click.option("--yes", is_flag=True, help="Build the engine without asking (a few GB, once).")
-def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool) -> int:
+@click.option("--replay", is_flag=False, flag_value="", metavar="[NAME]", help="Play a real hang; needs no engine.")
+def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool, replay: str | None) -> int:
     """The whole job on this machine: real SGLang on the CPU with a tiny Kimi-architecture model."""
+    if replay is not None:
+        from kimi_console.demo.replay import replay_demo
+
+        return replay_demo(replay, headless=headless, as_json=as_json)
     from kimi_console.demo.command import run_demo
 
     return int(run_demo(headless=headless, as_json=as_json, dump=dump, yes=yes))
@@ -125,12 +141,18 @@ def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool) -> int:
 @click.argument("file", type=FILE)
 @click.option("--speed", type=Speed(), default="1", metavar="N|max", help="Times real time, or max.  [1]")
 @click.option("--at", metavar="T", help="Begin at +90, +1:30, 14:03:22 or an ISO date and time.")
+@click.option("--follow", is_flag=True, help="Go on with what is still written to FILE.")
+@click.option("--against", type=FILE, metavar="OTHER", help="Compare FILE with another start.")
 @showing
-def replay(file: Path, speed: float | None, at: str | None, **show: Any) -> int:
-    """Play back a recording, an agent's journal or a plain SGLang log."""
-    from kimi_console.commands import play
+def replay(
+    file: Path, speed: float | None, at: str | None, follow: bool, against: Path | None, **show: Any
+) -> int:
+    """Play back FILE: a recording, an agent's journal, a log of SGLang or vLLM (gzip and zstd too), or - for a pipe."""
+    from kimi_console.commands import compare_with, play
 
-    return play(file, speed, at, **show)
+    if against is not None:
+        return compare_with(file, against, speed, at, **show)
+    return play(file, speed, at, follow=follow, **show)
 
 
 @cli.command()
@@ -148,6 +170,20 @@ def diagnose(target: str, as_json: bool, python: str | None, ssh_config: Path | 
     report = diagnose_target(target, python, ssh_config)
     click.echo(report.as_json() if as_json else report.as_text(), nl=False)
     return report.exit
+
+
+@cli.command()
+@click.argument("host", shell_complete=complete_host)
+@click.option("--run", metavar="ID", help="Of this run instead of the newest.")
+@click.option("-o", "--output", type=FILE, help="Write it there instead of into the current directory.")
+@python
+@ssh_config
+def bundle(host: str, run: str | None, output: Path | None, python: str | None, ssh_config: Path | None) -> int:
+    """Bring a bundle for a bug report from HOST, with nothing private in it; kimi-agent bundle does it on the host."""
+    from kimi_console.commands import bundle_host
+
+    click.echo(bundle_host(host, run, output, python, ssh_config))
+    return Exit.OK
 
 
 @cli.command()

@@ -2,20 +2,29 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from kimi_agent.errors import Exit
 from kimi_agent.model.state import State
 from kimi_agent.profile import Profile, load
+from kimi_console.compare.comparison import Comparison
+from kimi_console.compare.files import compare_files
+from kimi_console.compare.text import comparison_text
+from kimi_console.headless.bundle import bundle_from
 from kimi_console.headless.diagnose import EXITS, Report, is_file, report_file, report_host
 from kimi_console.headless.stream import stream
 from kimi_console.headless.terminal import terminal_handler
 from kimi_console.hosts import host_settings
 from kimi_console.paths import profiles_dir
+from kimi_console.places import remember_recording
 from kimi_console.source.client import Dial
+from kimi_console.source.fetch import taken_out
 from kimi_console.source.growing import GrowingSource
 from kimi_console.source.importing import PIPE
 from kimi_console.source.live import LiveSource
@@ -107,8 +116,27 @@ class Watch:
     def _watch(self, title: str, dial: Dial, questions: Questions | None = None) -> int:
         live = LiveSource(title, dial, read_only=self.read_only, snapshot=self.show.screen)
         source = Recorder(live, self.record) if self.record is not None else live
+        if self.record is not None:
+            remember_recording(self.record)
         profiles: list[Profile | Path] = [*([self.profile] if self.profile is not None else []), *self.others]
         return asyncio.run(_present(source, live, profiles, self.show, questions))
+
+
+def compare_with(file: Path, other: Path, speed: float | None, at: str | None, **show: Any) -> int:
+    """Compare two files: as one JSON object, as text, or on the screen that plays the first.
+
+    Raises:
+        UsageError: one of them cannot be read, or is nothing that can be played.
+    """
+    shown, found = Show(**show), compare_files(file, other)
+    if shown.screen:
+        opened = Opened(file, speed=math.inf if speed is None else speed, at=at)
+        return asyncio.run(_play(opened, shown, found))
+    if shown.as_json:
+        sys.stdout.buffer.write(orjson.dumps(found.as_dict(), option=orjson.OPT_APPEND_NEWLINE))
+    else:
+        sys.stdout.write(comparison_text(found))
+    return Exit.OK
 
 
 def play(file: Path, speed: float | None, at: str | None, *, follow: bool = False, **show: Any) -> int:
@@ -121,6 +149,8 @@ def play(file: Path, speed: float | None, at: str | None, *, follow: bool = Fals
         UsageError: the file cannot be played.
     """
     shown = Show(**show)
+    if shown.screen and file.is_file():
+        remember_recording(file)
     if not shown.screen and (follow or str(file) == PIPE):
         return asyncio.run(_present(GrowingSource(str(file)), None, (), shown))
     if not shown.screen:
@@ -128,10 +158,10 @@ def play(file: Path, speed: float | None, at: str | None, *, follow: bool = Fals
     return asyncio.run(_play(Opened(file, speed=math.inf if speed is None else speed, at=at, follow=follow), shown))
 
 
-async def _play(opened: Opened, show: Show) -> int:
+async def _play(opened: Opened, show: Show, comparison: Comparison | None = None) -> int:
     """Show a recording on a screen until the operator leaves."""
     try:
-        return await _present(await opened.open(), None, (), show)
+        return await _present(await opened.open(), None, (), show, comparison=comparison)
     finally:
         await opened.close()
 
@@ -150,12 +180,28 @@ def diagnose_target(target: str, python: str | None, config: Path | None) -> Rep
     return asyncio.run(report_host(ssh_dial(target, python, config, read_only=True, questions=questions)))
 
 
+def bundle_host(host: str, run: str | None, output: Path | None, python: str | None, config: Path | None) -> str:
+    """Bring a bundle from a host over SSH; where it is and what was taken out, in words.
+
+    Raises:
+        KimiError: the host cannot be reached, or the file cannot be written.
+    """
+    from kimi_console.remote.dial import ssh_dial  # noqa: PLC0415 - asyncssh costs 0.2 s
+
+    questions, python = Questions(terminal_handler()), python or host_settings(host).python
+    dial = ssh_dial(host, python, config, questions=questions)
+    path, removed = asyncio.run(bundle_from(dial, host, run, output))
+    return f"{path}  taken out: {taken_out(removed)}"
+
+
 async def _present(
     source: Batches,
     live: LiveSource | None,
     profiles: Sequence[Profile | Path],
     show: Show,
     questions: Questions | None = None,
+    *,
+    comparison: Comparison | None = None,
 ) -> int:
     """Show a source on a screen or without one until it ends or the operator leaves."""
     try:
@@ -166,6 +212,7 @@ async def _present(
         from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
 
         session = Session(source, live)
+        session.comparison = comparison
         return await run_app(
             session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse, questions=questions
         )

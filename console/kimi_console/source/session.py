@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
+from kimi_console.compare.comparison import Comparison
 from kimi_console.source.base import Control, Link, Source
 from kimi_console.source.player import Player
 from kimi_console.store.spool import LogSpool
@@ -18,9 +19,13 @@ class Session:
         self.control = control
         self.player = source if isinstance(source, Player) else None
         """What moves the source in time; only a recording can be."""
+        self.comparison: Comparison | None = None
+        """How this recording differs from another, when it was opened against one."""
         self.log = log or LogSpool()
         """The log of the state's current run."""
         self.state = State()
+        self.elsewhere: Callable[[], None] | None = None
+        """Shows the list of all hosts, where there is one."""
         self.version = 0
         """Grows with every batch; a view that has drawn this version need not draw again."""
         self._next_line = 0

@@ -6,6 +6,7 @@ from typing import Final
 
 from kimi_console.source.session import Session
 from kimi_console.tui.panes.dump import active
+from kimi_console.tui.screens.bisect import startable
 
 Reason = Callable[[Session], str]
 """Why an action cannot be done now, in words; empty when it can."""
@@ -84,6 +85,20 @@ def _has_verdict(session: Session) -> str:
     return "" if run is not None and run.verdict is not None else "the doctor has not said anything yet"
 
 
+def _hosts(session: Session) -> str:
+    return "" if session.elsewhere is not None else "one host only: start kimi-console alone for all of them"
+
+
+def _bisect(session: Session) -> str:
+    if session.state.bisect is not None:
+        return ""
+    return startable(session.state) or _acts(session)
+
+
+def _bundle(session: Session) -> str:
+    return _acts(session)
+
+
 def _redial(session: Session) -> str:
     if session.control is None:
         return "there is no link to redial"
@@ -92,6 +107,10 @@ def _redial(session: Session) -> str:
 
 def _replays(session: Session) -> str:
     return "" if session.player is not None else "this is not a recording: kimi-console replay FILE plays one"
+
+
+def _compares(session: Session) -> str:
+    return "" if session.comparison is not None else "open a recording with --against OTHER to compare it"
 
 
 PANES: Final = ("launch", "why", "ranks", "throughput", "host", "log", "dump")
@@ -105,6 +124,10 @@ ACTIONS: Final[tuple[Action, ...]] = (
            "capture", _dump, 3),
     Action("inspect", "i", "i", "inspect", "Look into dumps, shards, samples and tokens.", "capture", _asks, 5),
     Action("doctor", "d", "d", "doctor", "Show the verdict with all its evidence.", "understand", _has_verdict, 4),
+    Action("bisect", "b", "b", "bisect", "Find what a start hangs on: launch it again, one thing changed at a time.",
+           "understand", _bisect, 4),
+    Action("bundle", "w", "w", "bundle", "Write a bundle for a bug report here, with nothing private in it.",
+           "understand", _bundle),
     Action("explain", "e", "e", "explain", "Explain the cells of the pane that is chosen.", "understand", _always, 12),
     Action("events", "E", "E", "events", "List every change of state and verdict.", "understand", _always, 13),
     Action("command", "c", "c", "command", "Show and copy the exact command line of the run.",
@@ -136,8 +159,11 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Action("go_to", "g", "g", "go to", "Go to a time.", "replay", _replays),
     Action("rewind", "ctrl+home", "^Home", "begin", "Go to the beginning, and wait there.", "replay", _replays),
     Action("to_end", "ctrl+end", "^End", "end", "Go to the last event.", "replay", _replays),
+    Action("compare", "v", "v", "compare", "Show where this recording and the other one part.",
+           "understand", _compares),
     Action("theme", "t", "t", "theme", "Choose a theme.", "screen", _always),
     Action("redial", "r", "r", "redial", "Try to connect at once.", "screen", _redial, 1),
+    Action("hosts", "H", "H", "hosts", "Go to the list of hosts; this one stays open.", "screen", _hosts, 9),
     Action("help", "question_mark", "?", "help", "Show all keys.", "screen", _always, 10),
     Action("palette", "ctrl+p", "^p", "palette", "Find a command by its name.", "screen", _always, 11),
     Action("quit", "q", "q", "quit", "Leave the console; the server goes on.", "screen", _always, 15),

@@ -4,16 +4,12 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.app import App
 from textual.screen import Screen
-from textual.theme import BUILTIN_THEMES
 
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
-from kimi_console.paths import themes_dir
 from kimi_console.source.questions import Questions
 from kimi_console.source.session import Session
 from kimi_console.tui.actions import BY_ID
@@ -21,13 +17,13 @@ from kimi_console.tui.board import Board
 from kimi_console.tui.clock import HostClock
 from kimi_console.tui.palette import ActionProvider
 from kimi_console.tui.screens.question import ask_on_screen
-from kimi_console.tui.terminal import check_terminal, leave_with_terminal, no_color
-from kimi_console.tui.theme import ANSI_VARIABLES, DEFAULT, load_themes
+from kimi_console.tui.shell import Shell
+from kimi_console.tui.terminal import check_terminal
 
 Board.COMMANDS = {ActionProvider}
 
 
-class KimiApp(App[None]):
+class KimiApp(Shell):
     """Draws a session and acts on it.
 
     Args:
@@ -40,11 +36,6 @@ class KimiApp(App[None]):
         clock: the host's clock.
     """
 
-    CSS_PATH = "kimi.tcss"
-    TITLE = "kimi-console"
-    COMMANDS: ClassVar[set[Any]] = set()
-    ESCAPE_TO_MINIMIZE = False
-
     def __init__(
         self,
         session: Session,
@@ -56,51 +47,20 @@ class KimiApp(App[None]):
         farewell: str = "",
         clock: HostClock | None = None,
     ) -> None:
-        plain = no_color(os.environ)
-        super().__init__(ansi_color=True if plain else None)
+        super().__init__(ascii=ascii, theme=theme)
         self.session = session
-        self.owns_terminal = False
-        """Whether to leave when the terminal goes; set by `run_app`."""
         self._on_ready = on_ready
         self._farewell = farewell
         self.board = Board(session, profiles, clock or HostClock(), ascii=ascii)
-        self._warnings: list[str] = []
-        if plain:
-            self.add_class("-no-color")
-        if ascii:
-            self.add_class("-ascii")
-        self._load_themes(theme)
-
-    def _load_themes(self, wanted: str | None) -> None:
-        themes = load_themes(themes_dir())
-        self._warnings += themes.warnings
-        for name in BUILTIN_THEMES:
-            if not name.startswith("ansi-"):
-                self.unregister_theme(name)
-        for theme in themes.found.values():
-            self.register_theme(theme)
-        if wanted is not None and wanted not in self.available_themes:
-            self._warnings.append(f"there is no theme {wanted}: one of {', '.join(sorted(self.available_themes))}")
-            wanted = None
-        fallback = DEFAULT if DEFAULT in themes.found else "ansi-dark"
-        self.theme = wanted or fallback
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Colours for themes that do not name the console's own variables."""
-        return ANSI_VARIABLES
 
     def get_default_screen(self) -> Screen[None]:
         """The board."""
         return self.board
 
     def on_mount(self) -> None:
-        """Start the session, and say what was wrong with themes."""
-        if self.owns_terminal:
-            leave_with_terminal(self)
+        """Start the session."""
         self.session.on_change(self._first_batch)
         self.run_worker(self._watch(), group="session", exit_on_error=False)
-        for warning in self._warnings:
-            self.notify(warning, severity="warning", markup=False)
 
     async def _watch(self) -> None:
         try:

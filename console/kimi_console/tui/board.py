@@ -30,6 +30,7 @@ from kimi_console.tui.plan import Box, Situation, has_edge, is_wide, joints, pla
 from kimi_console.tui.replay import ReplayKeys
 from kimi_console.tui.rows import Content
 from kimi_console.tui.screens import content
+from kimi_console.tui.screens.comparison import comparison_lines
 from kimi_console.tui.screens.sheet import Sheet
 from kimi_console.tui.view import View
 
@@ -192,16 +193,18 @@ class Board(Screen[None]):
         return {
             "launch": self._commands.launch, "stop": self._commands.stop, "dump": self._commands.dump,
             "inspect": self._commands.inspect, "redial": self._commands.redial,
+            "bisect": self._commands.bisect, "bundle": self._commands.bundle,
             "doctor": lambda: self._sheet("Doctor", lambda cells: content.doctor_lines(self.view(), cells)),
             "explain": self._explain,
             "events": lambda: self._sheet("Events", lambda cells: content.event_lines(self.session, cells), end=True),
             "help": lambda: self._sheet("Help", lambda cells: content.help_lines(self.session, cells)),
-            "command": self._command,
+            "command": self._command, "compare": self._compare,
             "search": lambda: log.ask("search"), "filter": lambda: log.ask("filter"),
             "next": lambda: log.view.find_again(backward=False),
             "previous": lambda: log.view.find_again(backward=True),
             "follow": log.view.action_follow,
             "zoom": self._zoom, "theme": self.app.search_themes,
+            "hosts": lambda: self.session.elsewhere and self.session.elsewhere(),
             "palette": self.app.action_command_palette, "quit": lambda: self.app.call_later(self.app.action_quit),
             **(self.replay.doers() if self.replay is not None else {}),
         }  # fmt: skip
@@ -242,6 +245,11 @@ class Board(Screen[None]):
         if run is not None:
             self.app.copy_to_clipboard(content.command_line(run))
             self._sheet(f"Command line of {run.started.run}  copied", lambda cells: content.command_lines(run, cells))
+
+    def _compare(self) -> None:
+        found = self.session.comparison
+        if found is not None:
+            self._sheet("Compared", lambda cells: comparison_lines(found, cells))
 
     def action_back(self) -> None:
         """Leave the prompt, a zoom, a search, a filter, the chosen pane: the first that there is."""

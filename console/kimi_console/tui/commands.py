@@ -8,10 +8,12 @@ from textual.screen import Screen
 
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
+from kimi_console.source.fetch import fetch_bundle, taken_out
 from kimi_console.source.session import Session
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line
 from kimi_console.tui.panes.dump import active
+from kimi_console.tui.screens.bisect import BisectScreen
 from kimi_console.tui.screens.confirm import Confirm
 from kimi_console.tui.screens.launch_form import LaunchForm
 from kimi_console.tui.screens.shards import ShardBrowser
@@ -94,6 +96,26 @@ class Commands:
         control = self._session.control
         if control is not None:
             self._screen.app.push_screen(ShardBrowser(control, ascii=self._ascii))
+
+    def bisect(self) -> None:
+        """Open the bisection."""
+        self._screen.app.push_screen(BisectScreen(self._session, ascii=self._ascii))
+
+    def bundle(self) -> None:
+        """Bring a bundle of the run to the directory that the console was started in."""
+        self._screen.notify("writing a bundle: log, verdict, stacks, versions", markup=False)
+        self._screen.run_worker(self._bundle(), group="bundle", exclusive=True, exit_on_error=False)
+
+    async def _bundle(self) -> None:
+        control = self._session.control
+        if control is None:
+            return
+        try:
+            path, removed = await fetch_bundle(control.request, Path.cwd(), hosts=[self._session.source.title])
+        except KimiError as error:
+            self._screen.notify(str(error), severity="error", timeout=15, markup=False)
+            return
+        self._screen.notify(f"{path}; taken out: {taken_out(removed)}", timeout=15, markup=False)
 
     def redial(self) -> None:
         """Try to connect at once."""

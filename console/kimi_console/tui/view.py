@@ -44,6 +44,12 @@ class View:
         return self.link.state in ("lost", "connecting") and self.state.time is not None
 
     @property
+    def link_trouble(self) -> str:
+        """What stands between the console and the host, in words; empty when nothing does."""
+        link = self.link
+        return f"link {link.state}: {link.detail}" if link.state in ("lost", "connecting") and link.detail else ""
+
+    @property
     def known(self) -> float:
         """The last moment that is known of: now, or the last event when the link is lost."""
         return self.state.time if self.lost and self.state.time is not None else self.now

@@ -25,6 +25,8 @@ def draw(view: View, width: int, height: int) -> Drawing:
     """One line a phase; a progress bar's position below them."""
     run = view.run
     if run is None:
+        if view.link_trouble:
+            return Drawing([], paragraphs(view.link_trouble, "warn", width))
         return Drawing([("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
     spans, good = phase_spans(run), run.baseline
     starts = good.starts if good is not None else 1

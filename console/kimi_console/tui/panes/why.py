@@ -18,9 +18,9 @@ LATCHED_SHOWN = 4
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
-        return (view.lost, view.link.detail)
+        return (view.lost, view.link_trouble)
     latched = latched_entries(view)
-    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link.detail, latched)
+    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link_trouble, latched)
 
 
 def headline(verdict: Verdict, status: str) -> Line:
@@ -43,8 +43,8 @@ def sentences(verdict: Verdict) -> tuple[str, str]:
 def one_line(view: View, cells: int) -> Line:
     """The verdict where there is room for one line only."""
     run = view.run
-    if view.lost and view.link.detail:
-        return crop([(f" link {view.link.state}: {view.link.detail}", "warn")], cells)
+    if view.link_trouble:
+        return crop([(f" {view.link_trouble}", "warn")], cells)
     if run is None:
         return [(" nothing runs", "dim")]
     if run.verdict is None or run.verdict.kind == "none":
@@ -56,8 +56,8 @@ def one_line(view: View, cells: int) -> Line:
 
 def draw(view: View, width: int, height: int) -> Drawing:
     """Headline, summary, evidence, what it is not, what to do; nothing but one quiet line when all is well."""
-    if view.lost and view.link.detail:
-        link = paragraphs(f"link {view.link.state}: {view.link.detail}", "warn", width)
+    if view.link_trouble:
+        link = paragraphs(view.link_trouble, "warn", width)
         return Drawing([], [*link, *_verdict(view, width, height - len(link))][:height])
     return Drawing([], _verdict(view, width, height))
 

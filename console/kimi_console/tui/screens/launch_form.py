@@ -139,7 +139,7 @@ class LaunchForm(ModalScreen[str | None]):
     async def _launch(self, tables: dict[str, Any]) -> None:
         self._hint("launching…")
         try:
-            answer = await self._control.request("launch", profile=tables)
+            answer = await self._control.request("launch", profile=tables, force=self._warned)
         except KimiError as error:
             self._findings.flow(partial(error_lines, error))
             self._hint("Enter try again  Esc back")
@@ -164,6 +164,19 @@ def error_lines(error: KimiError, cells: int) -> list[Line]:
     return lines + (paragraphs(error.hint, "plain", cells, "   ") if error.hint else [])
 
 
+def _check_lines(checks: list[dict[str, Any]], cells: int) -> list[Line]:
+    """What may go wrong, what could not be looked at, and how much was fine."""
+    lines: list[Line] = []
+    for check in checks:
+        if check["outcome"] == "warn":
+            lines += paragraphs(f"⚠ {check['message']}", "warn", cells)
+            lines += paragraphs(str(check["hint"]), "plain", cells, "   ") if check["hint"] else []
+    unchecked = [str(check["message"]) for check in checks if check["outcome"] == "not checked"]
+    lines += [line for text in unchecked for line in paragraphs(f"– not checked: {text}", "dim", cells)]
+    fine = sum(1 for check in checks if check["outcome"] == "ok")
+    return [*lines, [(f" {fine} of {len(checks)} checks found nothing", "dim")]] if checks else lines
+
+
 def answer_lines(answer: dict[str, Any], cells: int) -> list[Line]:
     """What preflight found, and the exact command line."""
     lines: list[Line] = []
@@ -171,5 +184,6 @@ def answer_lines(answer: dict[str, Any], cells: int) -> list[Line]:
         lines += error_lines(KimiError(str(problem["message"]), str(problem.get("hint") or "")), cells)
     if not lines:
         lines.append([(" ✓ nothing speaks against this launch", "good")])
+    lines += _check_lines(answer.get("checks") or [], cells)
     lines += [[], [(" command line", "dim")]]
     return lines + paragraphs(shlex.join(map(str, answer["argv"])), "plain", cells)
