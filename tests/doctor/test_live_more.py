@@ -10,7 +10,7 @@ from kimi_agent.bundle import ensure_bundle
 from kimi_console.demo.engine import Engine
 
 from .hub import hub
-from .test_live import ACCEPTED, copy_of
+from .test_live import ACCEPTED, START, copy_of
 from .throttling import LIMIT, MEMORY, cgroup, full_disk, need, slow_disk
 from .watching import WITHIN, Launch, Watch, watched
 
@@ -29,7 +29,7 @@ async def killed(watch: Watch, rank: str) -> None:
 
 async def test_a_rank_killed_in_the_barrier(engine: Engine, tmp_path: Path) -> None:
     async with watched(engine, tmp_path) as watch:
-        await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", 120)
+        await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", START)
         os.kill(watch.pid("TP0"), signal.SIGSTOP)
         await watch.until(lambda *_: watch.tracker.phases["TP1"] == "after load", 60)
         word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
@@ -40,7 +40,7 @@ async def test_a_rank_killed_in_the_barrier(engine: Engine, tmp_path: Path) -> N
 
 async def test_a_rank_killed_while_the_server_is_idle(engine: Engine, tmp_path: Path) -> None:
     async with watched(engine, tmp_path) as watch:
-        await watch.until(lambda word, _: word == "READY", 150)
+        await watch.until(lambda word, _: word == "READY", START)
         await killed(watch, "TP0")
 
 

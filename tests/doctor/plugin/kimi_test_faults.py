@@ -3,7 +3,7 @@
 load-raises[:RANK]   the model runner raises after it has loaded the weights, in one tensor rank or in all
 forward-raises       the first forward pass raises, which is the warm-up's
 forward-forgets      the model returns no auxiliary states, as a patched model does that forgets a forward mode
-compiles             after loading, a C++ extension is built by torch's own just-in-time build, under its lock
+compiles             after loading, torch's old baton is waited for, then torch builds a C++ extension under its lock
 """
 
 import os
@@ -36,7 +36,13 @@ def register() -> None:
 
     def compiles(result: object, runner: Any, *others: object, **options: object) -> None:
         from torch.utils.cpp_extension import load  # noqa: PLC0415 - only SGLang's processes have it
+        from torch.utils.file_baton import FileBaton  # noqa: PLC0415
 
+        baton = FileBaton(str(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "kimi_old" / "lock"))
+        if baton.try_acquire():
+            baton.release()
+        else:
+            baton.wait()
         load(name="kimi_slow", sources=[str(SOURCE)], is_python_module=False)
 
     runner = "sglang.srt.model_executor.model_runner.ModelRunner"

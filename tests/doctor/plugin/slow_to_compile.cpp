@@ -4,4 +4,4 @@
 template <int N> struct Sum { static int of(int x) { return Sum<N - 1>::of(x ^ N) + N; } };
 template <> struct Sum<0> { static int of(int x) { return x; } };
 
-int sum(int x) { return Sum<800>::of(x); }
+int sum(int x) { return Sum<300>::of(x); }

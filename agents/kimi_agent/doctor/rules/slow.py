@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kimi_agent.doctor.evidence import GONE, Evidence
-from kimi_agent.doctor.facts import Lock
+from kimi_agent.doctor.facts import Lock, Stack
 from kimi_agent.doctor.rules.common import (
     BUSY,
     MANY_FAULTS,
@@ -30,6 +30,7 @@ WAITS_FOR_LOCK: Final = re.compile(
     r"^wait \(torch/utils/file_baton\.py|^(?:blocking_)?acquire \((?:tvm_ffi/utils/lockfile|filelock/)"
 )
 """Innermost frames of a rank that waits for the lock of a kernel cache."""
+BATON: Final = "torch/utils/file_baton.py"
 _NEAR: Final = 8
 """Frames from the innermost within which such a wait is seen."""
 STUCK_DISK: Final = 20.0
@@ -147,7 +148,7 @@ def lock_wait(evidence: Evidence) -> Verdict | None:
     if not idle and not blocked:
         return None
     rank = idle[0].rank if idle else blocked[0].waiters[0]
-    lock = blocked[0] if blocked else next(iter(deep.locks), None)
+    lock = blocked[0] if blocked else _lock_of(idle[0], deep.locks)
     lines = [stack_line(stack) for stack in idle[:2]]
     lines += [f"lock: the kernel lists {names_of(one.waiters)} waiting for {one.path}" for one in blocked[:2]]
     sample = evidence.sample(rank)
@@ -155,10 +156,18 @@ def lock_wait(evidence: Evidence) -> Verdict | None:
     return _lock_verdict(evidence, rank, lock, lines)
 
 
+def _lock_of(stack: Stack, locks: tuple[Lock, ...]) -> Lock | None:
+    """What a stack waits for: a baton is held while its file is there, other locks while a process has them."""
+    held = [lock for lock in locks if lock.holder is not None]
+    left = [lock for lock in locks if lock.holder is None]
+    baton = any(BATON in frame for frame in stack.frames[:_NEAR])
+    return next(iter([*left, *held] if baton else held), None)
+
+
 def _lock_verdict(evidence: Evidence, rank: str, lock: Lock | None, lines: list[str]) -> Verdict:
     out = ruled_out(evidence)
     if lock is None:
-        why = (evidence.fresh.why_not("lock") if evidence.fresh else None) or "no lock file is in a known cache"
+        why = (evidence.fresh.why_not("lock") if evidence.fresh else None) or "no cache known here has a held one"
         lines.append(f"lock: not found: {why}")
         where = ("look for files named lock or *.lock in ~/.cache",)
         return Verdict("lock_wait", f"{rank} waits for a lock file", rank, 0.6, tuple(lines), out, where)
