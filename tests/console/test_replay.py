@@ -1,6 +1,7 @@
 """Replaying recordings, journals and plain logs: the same events, at any speed, or one sentence."""
 
 import asyncio
+import json
 import resource
 import time
 from contextlib import aclosing
@@ -188,3 +189,13 @@ def test_a_recording_that_cannot_be_opened_is_told_at_once(tmp_path: Path) -> No
     source = ReplaySource(write(tmp_path / "r.ndjson", notes(3)), None)
     with pytest.raises(UsageError, match="cannot record to"):
         Recorder(source, tmp_path)
+
+
+def test_a_log_whose_lines_are_json_is_a_log(tmp_path: Path) -> None:
+    plain = (LOGS / "cpu-llama-tp2-ready.log").read_text("utf-8").splitlines()
+    path = tmp_path / "container-json.log"
+    path.write_text("".join(json.dumps({"log": f"{line}\n", "stream": "stderr"}) + "\n" for line in plain), "utf-8")
+    assert is_log(path)
+    run = fold(open_events(path)).run
+    assert run is not None
+    assert run.ready_time is not None

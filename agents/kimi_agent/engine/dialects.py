@@ -101,6 +101,11 @@ def _tags(text: str) -> str | None:
     return canonical(" ".join(_DIMENSIONS.findall(text)))
 
 
+def is_record(line: str) -> bool:
+    """Whether a line is one of a logger or a container that writes JSON objects, each with a message."""
+    return line.startswith("{") and _record(line) is not None
+
+
 def _unwrap(line: str) -> tuple[int, float | None, str | None]:
     """How much of a line's beginning is a container's or launcher's, and what that says of time and rank."""
     start, when, rank = 0, None, None

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from kimi_agent.engine.dialects import is_record
 from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.errors import UsageError
 from kimi_agent.model.events import Event
@@ -152,7 +153,7 @@ def readable(path: Path) -> Literal["recording", "events", "journal", "log"]:
     head = _head(path)
     if head.startswith(MAGIC):
         return "recording"
-    if head.lstrip().startswith(b"{"):
+    if _holds_events(head):
         return "events"
     if b"\0" in head:
         raise UsageError(f"{path} is a binary file", "Give a recording, a journal or a server's log.")
@@ -171,7 +172,16 @@ def is_log(path: Path) -> bool:
     Raises:
         UsageError: it cannot be read.
     """
-    return not path.is_dir() and not _head(path).lstrip().startswith((b"{", MAGIC))
+    if path.is_dir():
+        return False
+    head = _head(path)
+    return not head.startswith(MAGIC) and not _holds_events(head)
+
+
+def _holds_events(head: bytes) -> bool:
+    """Whether a file that begins so holds events, and not the records of a logger or a container that writes JSON."""
+    first = next(iter(split_lines(head.lstrip() + b"\n", b"")[0]), "")
+    return first.startswith("{") and not is_record(first)
 
 
 def _head(path: Path) -> bytes:
