@@ -49,6 +49,11 @@ class Home:
         return self.root / "recordings"
 
     @property
+    def bisected(self) -> Path:
+        """The profile that was bisected last."""
+        return self.root / "bisected.json"
+
+    @property
     def dumps(self) -> Path:
         """Where dumps go when the profile names no directory."""
         return self.root / "dumps"

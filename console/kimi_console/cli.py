@@ -144,15 +144,31 @@ def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool, replay: st
 @click.option("--follow", is_flag=True, help="Go on with what is still written to FILE.")
 @click.option("--against", type=FILE, metavar="OTHER", help="Compare FILE with another start.")
 @showing
-def replay(
-    file: Path, speed: float | None, at: str | None, follow: bool, against: Path | None, **show: Any
-) -> int:
+def replay(file: Path, speed: float | None, at: str | None, follow: bool, against: Path | None, **show: Any) -> int:
     """Play back FILE: a recording, an agent's journal, a log of SGLang or vLLM (gzip and zstd too), or - for a pipe."""
     from kimi_console.commands import compare_with, play
 
     if against is not None:
         return compare_with(file, against, speed, at, **show)
     return play(file, speed, at, follow=follow, **show)
+
+
+@cli.command()
+@click.argument("file", type=FILE)
+@click.argument("out", type=FILE)
+@click.option("--from", "begin", metavar="T", help="Begin at +90, +1:30, 14:03:22 or an ISO date and time.")
+@click.option("--to", "end", metavar="T", help="End there.")
+@click.option("--anonymise", is_flag=True, help="Without names, home paths, addresses and keys; says what was replaced.")
+@click.option("--theme", metavar="NAME", help="The theme of an .svg.")
+def export(file: Path, out: Path, begin: str | None, end: str | None, **how: Any) -> int:
+    """Write a slice of what replay plays to OUT: .kimirec events, .log text, .json state or .svg screen at its end."""
+    from kimi_console.share.command import export_file
+    from kimi_console.share.export import report_words
+
+    report = export_file(file, out, begin, end, **how)
+    replaced = f"; replaced: {report_words(report)}" if how["anonymise"] else ""
+    click.echo(f"kimi-console: wrote {out}{replaced}", err=True)
+    return Exit.OK
 
 
 @cli.command()

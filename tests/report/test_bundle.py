@@ -38,7 +38,7 @@ def home_of(directory: Path) -> Home:
     argv = ("python", "-m", "sglang.launch_server", "--api-key", KNOWN[0], "--dist-init-addr", f"{FQDN}:20000",
             "--host", "gpu-07")  # fmt: skip
     env = {"HF_TOKEN": "plain-and-short-1", "MY_SECRET": "8f3a1c", "HOME": "/srv/people/jdoe", "USER": "jdoe"}
-    profile = {"name": "p", "server": {"model": "/home/roe/models/Kimi", "flags": LINES}, "env": env}
+    profile: dict[str, object] = {"name": "p", "server": {"model": "/home/roe/models/Kimi", "flags": LINES}, "env": env}
     save(place, RunRecord(RUN, 1, 0, "boot", profile, argv, "0.5.23", True))
     journal = Journal(home.journal)
     journal.append(

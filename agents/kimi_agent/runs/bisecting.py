@@ -17,6 +17,7 @@ from kimi_agent.profile import Profile, parse
 from kimi_agent.runs import bisect, factors, plan
 from kimi_agent.runs.record import load
 from kimi_agent.runs.supervisor import Supervisor
+from kimi_agent.wire.codec import decode, encode
 
 LOOK = 1.0
 """Seconds after which a start is judged anew even if nothing was journaled."""
@@ -87,6 +88,7 @@ class Bisector:
             table = bisect.begin(ident, base, chosen, limit=limit, first=first)
             table = self._from_record(table, base, run, () if only is not None else chosen)
         self._why = ""
+        self._home.bisected.write_bytes(encode(base.to_dict()))
         self._tell(table)
         self._task = asyncio.create_task(self._drive(made, () if only is not None else chosen))
         self._task.add_done_callback(self._ended)
@@ -128,6 +130,8 @@ class Bisector:
             base = parse(profile, "profile")
         elif run is None:
             raise UsageError("there has been no run yet", "Give a profile.", slug="no_run")
+        elif (table := self._state().bisect) is not None and run.started.run in {one.run for one in table.attempts}:
+            base = parse(decode(self._home.bisected.read_bytes()), "profile")  # the run is one of an attempt's
         else:
             base = parse(load(self._home.run(run.started.run)).profile, "profile")
         supervisor = self._running()
