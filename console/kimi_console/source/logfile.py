@@ -85,6 +85,8 @@ class LogEvents:
         for line in log_lines(self._path):
             yield from self._line(line)
         yield from self._flush()
+        if self._unmatched:
+            yield self._unmatched_now()
         found = diagnose_log(chunks_of(self._path))
         if found.verdict.kind != "none":
             yield self._event(VerdictChanged(RUN, found.verdict))
@@ -176,8 +178,7 @@ class LogEvents:
             yield from map(self._event, map(_body, changes))
         if self._tracker.unmatched > self._unmatched or (changes and self._unmatched):
             self._unmatched = self._tracker.unmatched
-            seconds, last = self._tracker.unmatched_seconds, self._tracker.unmatched_last
-            yield self._event(LogUnmatched(RUN, self._unmatched, seconds, last))
+            yield self._unmatched_now()
         if line.kind == "batch":
             yield from self._rates(line)
         if status != self._status:
@@ -191,6 +192,10 @@ class LogEvents:
             self._metered = self._time
             yield from self._flush()
             yield self._event(self._meter.update(None, self._time))
+
+    def _unmatched_now(self) -> Event:
+        seen = self._tracker
+        return self._event(LogUnmatched(RUN, seen.unmatched, seen.unmatched_seconds, seen.unmatched_last))
 
     def _flush(self) -> Iterator[Event]:
         if self._lines:

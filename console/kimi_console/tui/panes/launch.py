@@ -1,11 +1,10 @@
 """Launch: the phases of the start, this one beside the last good one, rank by rank."""
 
-from kimi_agent.model.events import LogUnmatched
 from kimi_agent.model.phases import MEANING, ORDER, PHASES
 from kimi_agent.model.starts import PhaseSpan, lateness, phase_spans, remaining
 from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
-from kimi_console.tui.cells import Line, Role, Span, fit
+from kimi_console.tui.cells import Line, Role, Span, fit, paragraphs
 from kimi_console.tui.panes.base import Drawing, PaneSpec
 from kimi_console.tui.view import View, front, run_end
 
@@ -15,7 +14,7 @@ BAR = 8
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
-        return (view.read_only, view.replay)
+        return (view.read_only, view.replay, view.link_trouble)
     moving = run.alive and run.ready_time is None
     clock = int(view.now) if moving else 0
     return (run.ranks, run.progress, run.status, run.exited, run.baseline, run.unmatched, clock, view.lost)
@@ -37,11 +36,11 @@ def draw(view: View, width: int, height: int) -> Drawing:
     footer = _progress(run, width) if run.ready_time is None else None
     if footer:
         lines.append(footer)
+    elif run.unmatched is not None and run.ready_time is None and len(lines) < height:
+        lines.append([(fit(f" not known: {run.unmatched.last}", width), "warn")])
     elif good is None and run.ready_time is None and len(lines) < height:
         text = " last good – : no start of this launch has become ready here yet"
         lines.append([(fit(text, width), "dim")])
-    if run.unmatched is not None and run.ready_time is None and len(lines) < height:
-        lines.append([(fit(f" {_unmatched(run.unmatched)}", width), "warn")])
     return Drawing(_title(view, run), lines)
 
 
@@ -55,20 +54,23 @@ def _good_width(width: int) -> int:
     return 12 if width >= 56 else 8
 
 
-def _unmatched(seen: LogUnmatched) -> str:
-    lines = "1 line" if seen.lines == 1 else f"{seen.lines} lines"
-    return f"{lines}, {fmt.duration(seen.seconds)} matched no known phase: {seen.last}"
+def _unmatched(run: RunState) -> Line:
+    """How much of the start's log could not be placed: a rewording shows itself so."""
+    if run.unmatched is None:
+        return []
+    lines = "1 line" if run.unmatched.lines == 1 else f"{run.unmatched.lines} lines"
+    return [(f"  {lines}, {fmt.duration(run.unmatched.seconds)} matched no phase", "warn")]
 
 
 def _title(view: View, run: RunState) -> Line:
     if run.ready_time is not None:
-        return [(f"ready in {fmt.duration(run.ready_time - run.time)}", "dim")]
+        return [(f"ready in {fmt.duration(run.ready_time - run.time)}", "dim"), *_unmatched(run)]
     if run.exited is not None:
         return [(f'ended in "{front(run)}"', "bad")]
     if not run.ranks:
         return []
     place: Line = [(f"{run.past(front(run))}/{len(run.ranks)} past {front(run)}", "dim")]
-    return [*place, *_expected(view, run)]
+    return [*place, *_expected(view, run), *_unmatched(run)]
 
 
 def _expected(view: View, run: RunState) -> Line:
@@ -138,7 +140,7 @@ LAUNCH = PaneSpec(
         ("last good", "the same of the last starts that became ready on this host with the same model, layout, "
                       "SGLang and flags, their median; a phase that takes half as long again as the slowest is marked"),
         ("to go", "until ready, by those good starts and by the bar of the present phase; or by how much it is late"),
-        ("matched no known phase", "lines that read like the opening of a phase in words that this version of the "
+        ("matched no phase", "lines that read like the opening of a phase in words that this version of the "
                                    "console does not know, and the seconds until the next known one"),
         ("ranks past it", "how many ranks have left the phase, and which have not"),
     ),
