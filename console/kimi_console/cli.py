@@ -158,7 +158,7 @@ def replay(file: Path, speed: float | None, at: str | None, follow: bool, agains
 @click.argument("out", type=FILE)
 @click.option("--from", "begin", metavar="T", help="Begin at +90, +1:30, 14:03:22 or an ISO date and time.")
 @click.option("--to", "end", metavar="T", help="End there.")
-@click.option("--anonymise", is_flag=True, help="Without names, home paths, addresses and keys; says what was replaced.")
+@click.option("--anonymise", is_flag=True, help="Without names, homes, addresses and keys; says what was replaced.")
 @click.option("--theme", metavar="NAME", help="The theme of an .svg.")
 def export(file: Path, out: Path, begin: str | None, end: str | None, **how: Any) -> int:
     """Write a slice of what replay plays to OUT: .kimirec events, .log text, .json state or .svg screen at its end."""

@@ -25,7 +25,7 @@ def cut(path: Path, lines: int) -> Path:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("[2026-11-29 13:20:05 TP1] Load weight end. took=1.2 s", "[2026-11-28 01:00:00 TP0] Load weight end. took=31 s"),
+        ("[2026-11-29 13:20:05 TP1] Load weight end. in 1.2 s", "[2026-11-28 01:00:00 TP0] Load weight end. in 31 s"),
         ("loaded /a/b/c/model.safetensors at 0x7f00aa", "loaded /home/x/model.safetensors at 0x1"),
         ("Loading: 10%|# | 1/10 [00:01<00:09]", "Loading: 90%|#########| 9/10 [00:01<00:09]"),
         ("server_args={'port': 1}", "server_args={'port': 2, 'x': 3}"),

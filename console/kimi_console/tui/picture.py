@@ -1,0 +1,34 @@
+"""The console's screen as an SVG, drawn without a terminal."""
+
+from pathlib import Path
+from typing import Final
+
+from kimi_agent.errors import UsageError
+from kimi_console.source.player import Player
+from kimi_console.source.session import Session
+from kimi_console.tui.app import KimiApp
+
+SIZE: Final = (120, 40)
+
+
+async def picture(player: Player, path: Path, *, size: tuple[int, int] = SIZE, theme: str | None = None) -> None:
+    """Draw the end of what a player has to play.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    player.playing = False
+    player.go(player.end)
+    app = KimiApp(Session(player), theme=theme)
+    async with app.run_test(size=size) as pilot:
+        while not player.ended:
+            await pilot.pause()
+        await pilot.pause(0.2)
+        app.board.draw()
+        await pilot.pause(0.2)
+        drawn = app.export_screenshot()
+        await player.close()
+    try:
+        path.write_text(drawn, "utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", "Choose another file.") from error
