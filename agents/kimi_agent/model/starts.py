@@ -49,8 +49,8 @@ def remaining(run: RunState, now: float) -> float | None:
     if good is None or front is None or run.ready_time is not None or run.exited is not None:
         return None
     usual = dict(good.phases)
-    # Ranks overlap: the phases of a start add up to more than the start.
-    share = min(good.total / sum(usual.values()), 1.0) if sum(usual.values()) > 0 else 1.0
+    # Phases overlap where ranks differ, and the median start is no sum of median phases.
+    share = good.total / sum(usual.values()) if sum(usual.values()) > 0 else 1.0
     later = sum(seconds for phase, seconds in usual.items() if ORDER[phase] > ORDER[front])
     spans = phase_spans(run)
     spent = now - spans[front].start if front in spans else 0.0
