@@ -34,6 +34,7 @@ from kimi_console.source.questions import Questions
 from kimi_console.source.recorder import Batches, Recorder
 from kimi_console.source.replay import ReplaySource
 from kimi_console.source.session import Session
+from kimi_console.source.watching import keep_in_mind
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,8 @@ async def _present(
 
         session = Session(source, live)
         session.comparison = comparison
+        if live is not None:
+            keep_in_mind(session, live.title)
         return await run_app(
             session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse, questions=questions
         )
