@@ -109,7 +109,7 @@ def test_each_trainers_own_package_reads_the_same_values(
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         assert (told["samples"], told["left_out"], told["exact"]) == (4, 0, name != "speculators")
-        assert told["loss_masks"] == {"assistant turns": 1, "generated tokens": 2, "all tokens": 1}
+        assert told["loss_masks"] == {"feed": 1, "generated tokens": 2, "all tokens": 1}
     read = subprocess.run(
         [engine.python, READER, tmp_path / "read.npz", *(f"{name}={out}" for name, out in outs.items())],
         env=os.environ | {"PYTHONPATH": str(trainers), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,

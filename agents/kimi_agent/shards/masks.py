@@ -15,7 +15,7 @@ from kimi_capture.format import Sample
 
 FEED: Final = "feed.jsonl"
 """In the dump: one line for each request that a feed sent, with its request id and its assistant turns."""
-FED: Final = "assistant turns"
+FED: Final = "feed"
 GENERATED: Final = "generated tokens"
 ALL: Final = "all tokens"
 """Where a mask comes from: a feed; the engine's own answer; nowhere, so that every token counts."""
@@ -74,7 +74,7 @@ def loss_mask(sample: Sample, mask: Mask | None) -> tuple[npt.NDArray[np.uint8],
 
 
 def mask_words(sources: Mapping[str, int]) -> str:
-    """`assistant turns 1,998 · all tokens 2`: how many samples have their mask from where."""
+    """`feed 1,998 · all tokens 2`: how many samples have their mask from where."""
     return " · ".join(f"{source} {count:,}" for source, count in sorted(Counter(sources).items()))
 
 
