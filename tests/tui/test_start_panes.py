@@ -25,7 +25,7 @@ def launch_pane(journal: scenes.Journal, at: float, *, wide: int = 70) -> str:
     return text_of([drawn.title, *drawn.lines])
 
 
-@pytest.mark.parametrize(("at", "words"), [(30, "about 5:14 to go"), (100, "about 3:54 to go"), (300, "2:09 late")])
+@pytest.mark.parametrize(("at", "words"), [(30, "about 5:14 to go"), (100, "about 3:53 to go"), (300, "2:09 late")])
 def test_a_start_says_how_long_it_will_take_or_how_late_it_is(at: float, words: str) -> None:
     assert words in launch_pane(scenes.launched(), at)
 
