@@ -14,8 +14,8 @@ import xxhash
 
 from kimi_capture.format import Array
 
-WINDOW: Final = 32 << 20
-"""Bytes of one write: few and large, and a committer for each core would still fit into memory."""
+WINDOW: Final = 16 << 20
+"""Bytes of one write: large for the disk, small enough for one a committer."""
 SECTOR: Final = 4096
 """What O_DIRECT wants addresses, offsets and lengths to be multiples of; enough for every disk there is."""
 

@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -43,16 +44,19 @@ class Packing:
 
 
 class Regions:
-    """Shared memory that another process' messages name by number."""
+    """Shared memory that another process' messages name by number. Thread-safe."""
 
     def __init__(self) -> None:
         self._maps: list[Array] = []
+        self._lock = threading.Lock()
 
-    def add(self, descriptors: Sequence[int]) -> None:
-        """Map them, and close them."""
-        for fd in descriptors:
+    def add(self, first: int, descriptors: Sequence[int]) -> None:
+        """Map those from number `first` on that are not mapped yet, and close them all."""
+        for number, fd in enumerate(descriptors, first):
             try:
-                self._maps.append(np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8))
+                with self._lock:
+                    if number == len(self._maps):  # one map for all threads: its pages are looked up once
+                        self._maps.append(np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), np.uint8))
             finally:
                 os.close(fd)
 

@@ -96,7 +96,7 @@ class Scribe:
         known = self._known.get(connection.fileno(), 0)
         fresh = [region.fd for region in regions[known:]]
         with contextlib.suppress(OSError):  # whose end is found out by listening
-            send(connection, header, tail, fresh)
+            send(connection, header | {"known": known}, tail, fresh)
             self._known[connection.fileno()] = known + len(fresh)
         return self._listen(connection)
 
@@ -116,13 +116,13 @@ class Scribe:
         return "does not answer"
 
 
-def serve(connection: socket.socket, committer: Committer) -> None:
+def serve(connection: socket.socket, committer: Committer, regions: Regions) -> None:
     """The other end of one connection: commit what it asks for until it is closed."""
-    regions = Regions()
-    while (message := receive(connection)) is not None:
-        header, tail, descriptors = message
-        regions.add(descriptors)
-        send(connection, answer(header, tail, regions, committer))
+    with contextlib.suppress(ConnectionError):  # the engine's process is gone: what it asked for is done all the same
+        while (message := receive(connection)) is not None:
+            header, tail, descriptors = message
+            regions.add(header["known"], descriptors)
+            send(connection, answer(header, tail, regions, committer))
 
 
 def answer(header: dict[str, Any], tail: Array, regions: Regions, committer: Committer) -> dict[str, Any]:
@@ -143,14 +143,15 @@ def answer(header: dict[str, Any], tail: Array, regions: Regions, committer: Com
 def main(directory: str, *descriptors: str) -> None:
     """Serve the connections until all are closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine decides when the dump ends
-    committer = Committer(Path(directory), read_manifest(Path(directory)))
+    committer, regions = Committer(Path(directory), read_manifest(Path(directory))), Regions()
     connections = [socket.socket(fileno=int(fd)) for fd in descriptors]
     send(connections[0], {"ready": os.getpid()})
-    threads = [threading.Thread(target=serve, args=(connection, committer)) for connection in connections]
+    threads = [threading.Thread(target=serve, args=(connection, committer, regions)) for connection in connections]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    os._exit(0)  # all is durable: nothing is left to tidy up, least of all gigabytes of maps
 
 
 if __name__ == "__main__":

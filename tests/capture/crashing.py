@@ -3,10 +3,12 @@
 A round forks a writer, takes it or its disk away at a random moment, judges the directory, repairs it or not, and
 resumes the dump until every request is in it. One JSON line a round on stdout; the first that is wrong ends it all.
 
-KIND is `kill` (SIGKILL from outside), `call` (SIGKILL before, within or after one system call), `limit` (the kernel
-refuses to let a file grow) or `power` (the file system IMAGE is cut off from its disk, with all that was not synced).
+KIND is `kill` (SIGKILL of the engine's side), `scribe` (SIGKILL of the process that writes the shards), `call` (SIGKILL
+before, within or after one system call of a writer without such a process), `limit` (the kernel refuses to let a file
+grow) or `power` (the file system IMAGE is cut off from its disk, with all that was not synced).
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -21,15 +23,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kimi_agent.shards.dumps import is_dump
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.verify import verify
-from kimi_capture.directory import RUNS, orphans, temporary_files
-from kimi_capture.format import COMMITS, Commit, file_xxh3, read_commits, read_shard
+from kimi_capture.arena import Arena
+from kimi_capture.directory import RUNS, HeldError, hold_directory, orphans, temporary_files
+from kimi_capture.format import COMMITS, MANIFEST, Commit, file_xxh3, read_commits, read_shard
 from kimi_capture.rows import ALREADY
+from kimi_capture.scribe import Scribe
 from kimi_capture.store import Store
 
 from .dumping import Dumping, finished, manifest
@@ -46,9 +51,11 @@ CALLS = (*WRITES, "open", "fsync", "rename", "link", "unlink", "ftruncate", "mkd
 class Reporting(Store):
     """Says of each commit, the moment it is durable, that it is."""
 
-    def __init__(self, directory: Path, out: int, *, resume: bool) -> None:
-        super().__init__(directory, "TP0", manifest(), resume=resume)
+    def __init__(self, directory: Path, out: int, *, resume: bool, apart: bool) -> None:
+        super().__init__(directory, "TP0", manifest(), resume=resume, start=partial(Scribe, Arena()) if apart else None)
         self._out = out
+        scribe = self._committer.pid if isinstance(self._committer, Scribe) else 0
+        os.write(out, f"{json.dumps(scribe)}\n".encode())
 
     def commit(self, *args: Any, **options: Any) -> Commit:
         commit = super().commit(*args, **options)
@@ -60,16 +67,21 @@ def rows_of(number: int) -> int:
     return 5 + number * 7 % 31
 
 
-def write(directory: Path, out: int, prepare: Callable[[], None], *, resume: bool) -> None:
-    """Write every request and end the process: with 0 when all are in the dump, 3 when it failed."""
-    prepare()
+def write(directory: Path, out: int, prepare: Callable[[], None] | None, *, resume: bool) -> None:
+    """Write every request and end the process: with 0 when all are in the dump, 3 when it failed.
+
+    By a process of its own, but where this one is prepared to end.
+    """
+    if prepare:
+        prepare()
     code = 4
     try:
-        dumping = Dumping(directory, Reporting(directory, out, resume=resume))
+        dumping = Dumping(directory, Reporting(directory, out, resume=resume, apart=prepare is None))
         for number in range(REQUESTS):
             dumping.writer.put(finished(f"r{number}", rows_of(number), number))
             dumping.writer.hold_back()
         dumping.writer.close(time.monotonic() + 30)
+        dumping.writer.store.release()
         code = 3 if dumping.failures else 0
         assert code or dumping.lost.keys() <= {ALREADY}, dumping.lost
     except OSError:
@@ -81,7 +93,7 @@ def write(directory: Path, out: int, prepare: Callable[[], None], *, resume: boo
 class Writer:
     """A forked writer, and the commits that it reported."""
 
-    def __init__(self, directory: Path, *, resume: bool, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, directory: Path, *, resume: bool, prepare: Callable[[], None] | None = None) -> None:
         self._in, out = os.pipe()
         self._text = b""
         self.pid = os.fork()
@@ -107,8 +119,17 @@ class Writer:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     @property
-    def reported(self) -> list[list[Any]]:
+    def _lines(self) -> list[Any]:
         return [json.loads(line) for line in self._text.split(b"\n")[:-1]]
+
+    @property
+    def scribe(self) -> int:
+        """The process that writes the shards; known when a line was read."""
+        return int(self._lines[0])
+
+    @property
+    def reported(self) -> list[list[Any]]:
+        return self._lines[1:]
 
 
 def kill_at_call(source: random.Random) -> Callable[[], None]:
@@ -140,19 +161,34 @@ def kill_at_call(source: random.Random) -> Callable[[], None]:
 
 def crash(kind: str, source: random.Random, directory: Path, *, resume: bool) -> tuple[Writer, bool]:
     """A writer that was stopped at a random moment, and whether it was: it may have been quicker."""
-    writer = Writer(directory, resume=resume, prepare=kill_at_call(source) if kind == "call" else lambda: None)
+    writer = Writer(directory, resume=resume, prepare=kill_at_call(source) if kind == "call" else None)
     if kind != "call":
-        writer.read(source.randrange(COMMITS_ALL))
+        if not writer.read(1 + source.randrange(COMMITS_ALL)):
+            return writer, writer.end() != 0
         time.sleep(source.uniform(0, 0.01))  # the moment itself: anywhere within a commit
-    if kind == "kill":
-        os.kill(writer.pid, signal.SIGKILL)
-    elif kind == "limit":
-        resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (source.randrange(50_000), resource.RLIM_INFINITY))
-    elif kind == "power":
+    with contextlib.suppress(ProcessLookupError):
+        if kind in {"kill", "scribe"}:
+            os.kill(writer.pid if kind == "kill" else writer.scribe, signal.SIGKILL)
+        elif kind == "limit":
+            resource.prlimit(writer.scribe, resource.RLIMIT_FSIZE, (source.randrange(50_000), resource.RLIM_INFINITY))
+    if kind == "power":
         fd = os.open(directory.parent, os.O_RDONLY)
         fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", 2))
         os.close(fd)
-    return writer, writer.end() != 0
+    hit = writer.end() != 0
+    released(directory)
+    return writer, hit
+
+
+def released(directory: Path) -> None:
+    """Wait until no process of a killed writer has the directory any more."""
+    while (directory / MANIFEST).exists():
+        try:
+            os.close(hold_directory(directory, exclusive=True))
+        except HeldError:
+            time.sleep(0.005)
+        else:
+            return
 
 
 def judge(directory: Path, reported: list[list[Any]]) -> str:

@@ -35,7 +35,7 @@ def crash(directory: Path, *batches: tuple[object, ...]) -> Counter[str]:
 
 
 def test_killed_at_two_hundred_random_moments(tmp_path: Path) -> None:
-    found = crash(tmp_path, ("kill", 1, 70), ("kill", 1001, 70), ("call", 1, 30), ("call", 1001, 30))
+    found = crash(tmp_path, ("kill", 1, 50), ("scribe", 1, 50), ("call", 1, 50), ("call", 1001, 50))
     assert found["crashes"] >= 200
     assert min(found[left] for left in ("unfinished", "no line", "torn line", "clean")) > 0, found
 
