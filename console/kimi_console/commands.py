@@ -214,7 +214,7 @@ async def _present(
 
         session = Session(source, live)
         session.comparison = comparison
-        if live is not None:
+        if live is not None and questions is not None:
             keep_in_mind(session, live.title)
         return await run_app(
             session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse, questions=questions
