@@ -172,7 +172,7 @@ class Bisector:
 
     async def _drive(self, made: plan.Plan, chosen: Sequence[factors.Factor]) -> None:
         if (supervisor := self._running()) is not None:
-            await supervisor.stop()
+            await supervisor.stop("a bisection begins")
         while not self._why and (factor := self._next()) is not None:
             shown = await self._attempt(made, factor)
             if shown is None:
@@ -221,7 +221,7 @@ class Bisector:
     @staticmethod
     async def _end(supervisor: Supervisor) -> tuple[str, ...]:
         """Stop an attempt's server and everything of it, also one that has ended by itself."""
-        return () if supervisor.gone.is_set() else await supervisor.stop()
+        return () if supervisor.gone.is_set() else await supervisor.stop("the bisection has seen enough")
 
     @staticmethod
     def _limit(made: plan.Plan, table: BisectChanged) -> float:

@@ -132,10 +132,10 @@ class Supervisor:
         finally:
             self.gone.set()
 
-    async def stop(self) -> tuple[str, ...]:
+    async def stop(self, why: str = "an operator stopped it") -> tuple[str, ...]:
         """Commit a running dump, stop the server, and say what could not be released."""
         self._asked = True
-        self._set_status("STOPPING", "an operator stopped it")
+        self._set_status("STOPPING", why)
         with suppress(KimiError):
             await self.dumps.stop(drain=5.0)
         await teardown.stop(self._footprint, self.plan.profile.limits.stop_grace)
