@@ -158,8 +158,10 @@ class Bench:
         name, server = self.name(kind), variant.server
         server.bare(variant.bare)
         if variant.place is None:
+            time.sleep(PAUSE)
             return decode(server, name, tokens)
         with dumping(server, variant.place / name) as result:
+            time.sleep(PAUSE)
             rate = decode(server, name, tokens)
         dump = result["dump"]
         whole = dump["committed"] == dump["served"] > 0 and not dump["errors"]
@@ -262,42 +264,38 @@ def row_of(aux: Any, last: Any, number: int, column: int) -> Any:
 
 
 def together(bench: Bench, quick: bool) -> None:
-    """All servers beside each other."""
+    """The server with the plugin first; then others beside it."""
     fleet, dumps = bench.fleet, bench.disk / "dumper"
     dumps.mkdir()
-    base = fleet.start("base")
-    compiled = fleet.ready(base, START_LIMIT, b"fired up" if quick else b"Uvicorn running")
-    bench.say(f"without the plugin: compiled and loaded after {compiled:.0f} s")
     ours = fleet.start("plugin", plugin=True)
-    eager_flags = ["--disable-cuda-graph"]
-    fleet.ready(base, START_LIMIT)
-    bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s more")
+    bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s")
     status = ours.ask(op="status")["status"]
     bench.boundaries = tuple(status["boundaries"])
     bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
-    rounds = 3 if quick else 5
+    rounds = 3 if quick else 7
     bench.part("first start", 60, partial(bench.first_start, ours))
     variants = {
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
-        "disk": Variant(ours, bench.disk), "other server": Variant(base),
+        "disk": Variant(ours, bench.disk), "memory": Variant(ours, bench.memory),
     }  # fmt: skip
-    bench.part("sustained", 35, lambda: bench.sustained(ours, bench.lane.prompts * 6, 1 if quick else 2))
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
+    bench.part("sustained", 35, lambda: bench.sustained(ours, bench.lane.prompts * 6, 1 if quick else 3))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
+    bench.part("decode", 35, lambda: bench.decode_rounds(variants, rounds, 16 if quick else 384))
     ours.bare(False)
     bench.say(f"the plugin's last problem: {ours.ask(op='status')['status']['last_error']}")
-    bench.part("decode", 35, lambda: bench.decode_rounds(variants, min(rounds, 7), 16 if quick else 384))
-    ours.bare(False)
-    if bench.left < 75:
+    if bench.left < 90:
         bench.notes.append("the eager run, and what others do: left out, no time")
         return
+    base = fleet.start("base")
+    bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
     eager_flags = ["--disable-cuda-graph"]
     eager = fleet.start("eager", *eager_flags, plugin=True, contenders=True)
     dumper = fleet.start(
         "dumper", *eager_flags, DUMPER_SERVER_PORT="reuse", DUMPER_NON_INTRUSIVE_MODE="all", DUMPER_DIR=str(dumps)
     )
+    bench.part("HTTP", 15, lambda: others.http(bench, base, bench.lane.rows // 4, 2))
     bench.say(f"eager: ready after {fleet.ready(eager, START_LIMIT):.0f} s")
     bench.part("values", 15, lambda: bench.values(ours, eager))
-    bench.part("HTTP", 15, lambda: others.http(bench, base, bench.lane.rows // 4, 2))
     for mode in ("torch", "safetensors"):
         bench.part(mode, 25, partial(others.contender, bench, eager, mode, 2))
     bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 2, 16 if quick else 64))
@@ -306,7 +304,7 @@ def together(bench: Bench, quick: bool) -> None:
 
 
 def apart(bench: Bench, quick: bool) -> None:
-    """Only one server fits: without the plugin means without its hooks, but for decode, where its graphs have it."""
+    """Only one server fits: another that never had the plugin comes after it."""
     fleet, rounds = bench.fleet, 3 if quick else 5
     tokens = 16 if quick else 128
     ours = fleet.start("plugin", plugin=True)
