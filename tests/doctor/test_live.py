@@ -92,7 +92,7 @@ async def test_a_rank_stopped_or_killed_is_named_within_seconds(engine: Engine, 
 
 
 async def test_a_rank_killed_while_it_loads(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path) as watch:
+    async with watched(engine, tmp_path, Launch("tiny-llama")) as watch:
         await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", START)
         os.kill(watch.pid("TP0"), signal.SIGKILL)
         word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
@@ -101,22 +101,23 @@ async def test_a_rank_killed_while_it_loads(engine: Engine, tmp_path: Path) -> N
 
 
 async def test_all_ranks_stuck_in_their_start(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path, Launch(env={"SGLANG_TEST_STUCK_SCHEDULER_INIT": "600"})) as watch:
+    launch = Launch("tiny-llama", tp=1, env={"SGLANG_TEST_STUCK_SCHEDULER_INIT": "600"})
+    async with watched(engine, tmp_path, launch) as watch:
         verdict = await watch.named("deadlock")
-        assert "TP0 and TP1 stand still" in verdict.summary
+        assert (verdict.rank, verdict.summary) == ("TP0", "TP0 stands still in __init__; nothing computes")
         assert any(line.startswith("stack: TP0: ") and "scheduler.py" in line for line in verdict.evidence)
-        assert any("2 of 2 ranks unmoved in two looks" in line for line in verdict.evidence)
+        assert any("1 of 1 ranks unmoved in two looks" in line for line in verdict.evidence)
 
 
 async def test_one_rank_raises_and_the_other_is_not_blamed(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path, Launch(fault="load-raises:1")) as watch:
+    async with watched(engine, tmp_path, Launch("tiny-llama", fault="load-raises:1")) as watch:
         verdict = await watch.named("exception")
         assert verdict.rank == "TP1"
         assert "a weight of layer 3 has the wrong shape" in verdict.summary
 
 
 async def test_the_model_forgets_the_states_in_its_forward_pass(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path, Launch(fault="forward-forgets", layers=(2, 3, 4))) as watch:
+    async with watched(engine, tmp_path, Launch(tp=1, fault="forward-forgets", layers=(2, 3, 4))) as watch:
         verdict = await watch.named("capture_patch")
         assert any("too many values to unpack" in line for line in verdict.evidence)
 
@@ -173,7 +174,7 @@ async def test_a_proxy_in_the_environment_that_swallows_the_warm_up(engine: Engi
 
 
 async def test_a_capture_plugin_that_sglang_does_not_load(engine: Engine, tmp_path: Path) -> None:
-    launch = Launch(plugin=True, env={"SGLANG_PLUGINS": "another"})
+    launch = Launch("tiny-llama", tp=1, plugin=True, env={"SGLANG_PLUGINS": "another"})
     async with watched(engine, tmp_path, launch) as watch:
         verdict = await watch.named("plugin_missing")
         assert "TP0" in verdict.summary

@@ -28,7 +28,7 @@ async def killed(watch: Watch, rank: str) -> None:
 
 
 async def test_a_rank_killed_in_the_barrier(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path) as watch:
+    async with watched(engine, tmp_path, Launch("tiny-llama")) as watch:
         await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", START)
         os.kill(watch.pid("TP0"), signal.SIGSTOP)
         await watch.until(lambda *_: watch.tracker.phases["TP1"] == "after load", 60)
@@ -39,7 +39,7 @@ async def test_a_rank_killed_in_the_barrier(engine: Engine, tmp_path: Path) -> N
 
 
 async def test_a_rank_killed_while_the_server_is_idle(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path) as watch:
+    async with watched(engine, tmp_path, Launch("tiny-llama")) as watch:
         await watch.until(lambda word, _: word == "READY", START)
         await killed(watch, "TP0")
 
@@ -62,7 +62,7 @@ async def test_a_tokenizer_that_is_stuck(engine: Engine, tmp_path: Path) -> None
 
 
 async def test_all_ranks_raise(engine: Engine, tmp_path: Path) -> None:
-    async with watched(engine, tmp_path, Launch(fault="load-raises")) as watch:
+    async with watched(engine, tmp_path, Launch("tiny-llama", fault="load-raises")) as watch:
         verdict = await watch.named("exception")
         assert verdict.rank in ("TP0", "TP1")
 
@@ -102,7 +102,7 @@ async def test_a_plugin_that_raises_when_it_is_loaded(engine: Engine, tmp_path: 
     # Without KIMI_CAPTURE_ROOT, which the launcher gives, the plugin's entry point raises.
     env = {"KIMI_CAPTURE_SOCKETS": str(tmp_path / "s"), "KIMI_CAPTURE_RUN": "r"}
     path = os.pathsep.join([str(ensure_bundle()), str(engine.shims)])
-    launch = Launch(plugin=True, env={**env, "PYTHONPATH": path})
+    launch = Launch("tiny-llama", tp=1, plugin=True, env={**env, "PYTHONPATH": path})
     async with watched(engine, tmp_path, launch) as watch:
         await watch.named("plugin_missing")
 
@@ -119,7 +119,7 @@ async def test_a_full_file_system(engine: Engine, tmp_path: Path) -> None:
 async def test_a_cgroup_that_is_too_small(engine: Engine, tmp_path: Path) -> None:
     need(MEMORY / LIMIT, "memory cgroup")
     with cgroup(MEMORY, LIMIT, str(700 << 20)) as prefix:
-        async with watched(engine, tmp_path, Launch(wrapper=prefix)) as watch:
+        async with watched(engine, tmp_path, Launch("tiny-llama", tp=1, wrapper=prefix)) as watch:
             verdict = await watch.named("out_of_memory")
             assert any(line.startswith("cgroup: the OOM killer took") for line in verdict.evidence)
 

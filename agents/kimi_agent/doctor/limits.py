@@ -7,16 +7,18 @@ from kimi_agent.model.events import BaselineKnown
 LEAST_MARGIN: Final = 15.0
 MOST_MARGIN: Final = 60.0
 """Seconds granted beyond the longest silence of any good start: half of it again, within these bounds."""
+LEAST_SHARE: Final = 2 / 3
+"""Of the fixed limit: fast starts do not make the doctor jumpy on a host that is busy today."""
 
 
 def silence_limit(phase: str, baseline: BaselineKnown | None, fixed: float) -> float:
     """Seconds without progress in `phase` (the earliest that a rank is in) after which a start counts as stuck.
 
-    The longest silence that a good start of the same launch had there, and half of it again; `fixed` where no good
-    start is known.
+    The longest silence that a good start of the same launch had there, and half of it again, but no less than a share
+    of `fixed`, which alone counts where no good start is known.
     """
     longest = dict(baseline.silences).get(phase) if baseline is not None else None
-    return fixed if longest is None else longest + _margin(longest)
+    return fixed if longest is None else max(longest + _margin(longest), LEAST_SHARE * fixed)
 
 
 def is_late(phase: str, late: float, baseline: BaselineKnown | None) -> bool:

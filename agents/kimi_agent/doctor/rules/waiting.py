@@ -212,8 +212,10 @@ def deadlock(evidence: Evidence) -> Verdict | None:
     stack = deep.stack(names[0])
     where = frame_name(stack.frames[0]) if stack is not None and stack.frames else "the same place"
     rank = names[0] if len(names) == 1 else None
-    summary = f"{names_of(names)} stand still in {where}; nothing computes" if not everyone else \
-        f"{names_of(names)} wait in a collective that nobody completes"  # fmt: skip
+    stands, waits = ("stands", "waits") if len(names) == 1 else ("stand", "wait")
+    summary = f"{names_of(names)} {stands} still in {where}; nothing computes"
+    if everyone:
+        summary = f"{names_of(names)} {waits} in a collective that nobody completes"
     advice = ("read both stacks: what they wait for is the cause",
               "if they wait in different collectives, launch with --disable-cuda-graph and compare")  # fmt: skip
     return Verdict("deadlock", summary, rank, 0.8, tuple(lines), ruled_out(evidence), advice)
