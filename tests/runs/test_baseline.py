@@ -87,7 +87,7 @@ def test_the_longest_silence_of_each_phase_is_learned_and_allowed_for(tmp_path: 
     assert silence_limit("load weights", known, 45.0) == pytest.approx(99 + 49.5)
     assert silence_limit("load weights", None, 45.0) == 45.0
     assert silence_limit("graphs", replace(known, silences=(("graphs", 600.0),)) if known else None, 45.0) == 660.0
-    assert silence_limit("graphs", replace(known, silences=(("graphs", 1.0),)) if known else None, 45.0) == 16.0
+    assert silence_limit("graphs", replace(known, silences=(("graphs", 1.0),)) if known else None, 45.0) == 30.0
 
 
 @pytest.mark.parametrize(
