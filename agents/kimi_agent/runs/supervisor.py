@@ -38,7 +38,7 @@ from kimi_agent.model.state import RunState, State
 from kimi_agent.paths import Home
 from kimi_agent.runs import baseline, launch, teardown
 from kimi_agent.runs.canary import Canary
-from kimi_agent.runs.dump import DumpControl, last_dump
+from kimi_agent.runs.dump import ACTIVE, DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
 from kimi_agent.runs.plan import Plan, scratch
 from kimi_agent.runs.record import RunRecord
@@ -110,12 +110,12 @@ class Supervisor:
         """Watch until the server's main process is gone, then clean up and report the end."""
         await self._catch_up()
         loops = [
-            asyncio.create_task(self._every(LOG_PERIOD, self._follow_log)),
-            asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample)),
+            asyncio.create_task(self._every(LOG_PERIOD, self._follow_log, calm=3)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample, calm=2)),
             asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe)),
-            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine)),
-            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins)),
-            asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine, calm=2)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins, calm=5)),
+            asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge, calm=2)),
         ]
         try:
             while not self._ended():  # noqa: ASYNC110
@@ -165,8 +165,14 @@ class Supervisor:
                     await asyncio.sleep(0)
             self._take(lines[max(0, known - first) :], max(known, first))
 
-    async def _every(self, period: float, step: Callable[[], Awaitable[None]]) -> None:
-        """Run one step for ever; a step that fails is reported once for each kind of failure, and tried again."""
+    async def _every(self, period: float, step: Callable[[], Awaitable[None]], *, calm: float = 1.0) -> None:
+        """Run one step for ever; a step that fails is reported once for each kind of failure, and tried again.
+
+        Args:
+            period: seconds from one beginning to the next.
+            step: what is done.
+            calm: by how much the period is longer while the server is ready and has nothing to do.
+        """
         while True:
             begun = time.monotonic()
             try:
@@ -177,7 +183,8 @@ class Supervisor:
                 if words not in self._reported:
                     self._reported.add(words)
                     self._emit(Note("error", f"the agent could not {words}", self.record.run))
-            await asyncio.sleep(max(0.0, period - (time.monotonic() - begun)))
+            now = period * calm if is_calm(self._run) else period
+            await asyncio.sleep(max(0.0, now - (time.monotonic() - begun)))
 
     async def _follow_log(self) -> None:
         while lines := self._log.read():
@@ -359,3 +366,10 @@ class Supervisor:
             self._set_status("IDLE", "stopped")
         else:
             await self._judge()
+
+
+def is_calm(run: RunState) -> bool:
+    """Whether a server is ready, has no request and writes no dump: then it may be looked at less often."""
+    load = run.throughput
+    idle = load is not None and load.running == 0 and load.waiting == 0
+    return idle and run.status == "READY" and (run.dump is None or run.dump.state not in ACTIVE)
