@@ -14,7 +14,7 @@ from kimi_agent.preflight.check import Check, ok, refuse, unchecked, warn
 from kimi_agent.text import clean
 
 INDEX: Final = "model.safetensors.index.json"
-TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "spiece.model", "tekken.json")
+TOKENIZERS: Final = ("tokenizer.json", "*.model", "*.model.v*", "*.tiktoken", "vocab.*", "tekken.json", "*.spm")
 FAR: Final = ("nfs", "nfs4", "lustre", "ceph", "cifs", "fuse", "9p", "beegfs", "gpfs", "wekafs")
 DEADLINE: Final = 6.0
 """Seconds for all headers together."""
@@ -23,7 +23,7 @@ MAX_HEADER: Final = 100_000_000
 SHOWN: Final = 3
 
 
-def model_checks(model: Path, *, tokenizer: str | None, trusts: bool) -> list[Check]:
+def model_checks(model: Path, *, tokenizer: str | None, trusts: bool, wants_tokenizer: bool = True) -> list[Check]:
     """The checks of a model's directory.
 
     `tokenizer` is a directory given for the tokenizer alone, `trusts` whether code of the model may run.
@@ -32,7 +32,8 @@ def model_checks(model: Path, *, tokenizer: str | None, trusts: bool) -> list[Ch
         return []  # told among the problems of the command line
     config, broken = _json(model / "config.json")
     checks = [broken] if broken is not None else []
-    checks += [_tokenizer(Path(tokenizer) if tokenizer else model), *_weights(model), *_partial(model), _far(model)]
+    checks += [_tokenizer(Path(tokenizer) if tokenizer else model)] if wants_tokenizer else []
+    checks += [*_weights(model), *_partial(model), _far(model)]
     if config is not None and not trusts and _runs_code(model, config):
         checks.append(warn("trust", f"{model.name} brings code of its own, which SGLang only runs with leave",
                            "Add --trust-remote-code to [server] flags if you trust it."))  # fmt: skip
@@ -57,10 +58,10 @@ def _runs_code(model: Path, config: dict[str, Any]) -> bool:
 
 
 def _tokenizer(directory: Path) -> Check:
-    if any((directory / name).is_file() for name in TOKENIZERS):
+    if any(path.is_file() for pattern in TOKENIZERS for path in directory.glob(pattern)):
         return ok("tokenizer", "a tokenizer is there")
     hint = "Download the tokenizer's files too, or name them with --tokenizer-path."
-    return refuse("tokenizer", f"{directory} holds no tokenizer ({TOKENIZERS[0]}, {TOKENIZERS[2]}, …)", hint)
+    return refuse("tokenizer", f"{directory} holds no tokenizer (tokenizer.json, tiktoken.model, …)", hint)
 
 
 def _weights(model: Path) -> list[Check]:

@@ -45,13 +45,12 @@ def inspect(
     on_cpu = options.value(plan.argv, "--device") == "cpu"
     caches = {name: text for name, text in environment.items() if name in CACHE_VARIABLES}
     proxies = {name: text for name, text in environment.items() if name in (*PROXIES, *EXCEPTIONS)}
-    trusts = options.present(plan.argv, "--trust-remote-code")
     server = plan.profile.server
     checks = [
         *_problems(plans.problems(plan), plan),
         *flag_checks(plan, environment, gpus),
         *ports.port_checks(plan),
-        *model_checks(Path(server.model), tokenizer=options.value(plan.argv, "--tokenizer-path"), trusts=trusts),
+        *_model(plan),
         *leftovers.process_checks(own),
         *leftovers.gpu_checks(gpus, no_gpu, on_cpu=on_cpu),
         *leftovers.shm_checks(len(plan.ranks)),
@@ -66,13 +65,22 @@ def inspect(
 def hard_refusals(plan: Plan) -> list[Problem]:
     """What a launch is refused for: what the command line, its ports and the model's files show beyond doubt."""
     found = plans.problems(plan)
-    server = plan.profile.server
     checks = [
         *flag_checks(plan, {**os.environ, **plan.env}, ()),
         *ports.port_checks(plan),
-        *model_checks(Path(server.model), tokenizer=options.value(plan.argv, "--tokenizer-path"), trusts=True),
+        *_model(plan),
     ]
     return [*found, *(Problem(one.check, one.message, one.hint) for one in checks if one.outcome == REFUSE)]
+
+
+def _model(plan: Plan) -> list[Check]:
+    argv = plan.argv
+    return model_checks(
+        Path(plan.profile.server.model),
+        tokenizer=options.value(argv, "--tokenizer-path"),
+        trusts=options.present(argv, "--trust-remote-code"),
+        wants_tokenizer=not options.present(argv, "--skip-tokenizer-init"),
+    )
 
 
 def _problems(found: Sequence[Problem], plan: Plan) -> list[Check]:

@@ -70,7 +70,8 @@ def _heads(plan: Plan) -> list[Check]:
     heads, tp = config.get("num_attention_heads"), _tp(plan.argv)
     dp = _dp(plan.argv) if present(plan.argv, "--enable-dp-attention") else 1
     per = max(tp // max(dp, 1), 1)
-    if isinstance(heads, int) and heads % per:
+    split = present(plan.argv, "--attn-cp-size", "--attn-dp-size", "--attention-context-parallel-size")
+    if isinstance(heads, int) and heads % per and not split:
         return [refuse("flags", f"the model's {heads} attention heads cannot be divided among {per} ranks",
                        "Set tp so that it divides the number of heads.")]  # fmt: skip
     checks = []

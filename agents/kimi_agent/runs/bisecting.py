@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ class Bisector:
         self._emit = emit
         self._state = state
         self._growth = growth
+        self._starting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._table: BisectChanged | None = None
         self._why = ""
@@ -76,8 +78,20 @@ class Bisector:
         Raises:
             UsageError: a bisection goes on, a server is alive that neither hangs nor failed, or there is none to take.
         """
-        if self.active:
-            raise UsageError("a bisection goes on", "Watch it, or stop it first.", slug="busy")
+        async with self._starting:
+            if self.active:
+                raise UsageError("a bisection goes on", "Watch it, or stop it first.", slug="busy")
+            return await self._begin(profile, only, limit, first=first, resume=resume)
+
+    async def _begin(
+        self,
+        profile: dict[str, Any] | None,
+        only: Sequence[str] | None,
+        limit: float | None,
+        *,
+        first: bool,
+        resume: bool,
+    ) -> dict[str, Any]:
         run = self._state().run
         base = self._base(profile, run)
         made = await asyncio.to_thread(plan.make_plan, base, self._home)
@@ -208,10 +222,11 @@ class Bisector:
         return shown
 
     async def _watch(self, supervisor: Supervisor, target: str | None, limit: float) -> Attempt | None:
+        begun = time.monotonic()
         while not self._why:
-            state = self._state()
-            if state.run is not None and state.time is not None and state.run.started.run == supervisor.record.run:
-                shown = bisect.judge(state.run, state.time, target, limit)
+            run = self._state().run
+            if run is not None and run.started.run == supervisor.record.run:
+                shown = bisect.judge(run, run.time + time.monotonic() - begun, target, limit)
                 if shown is not None:
                     return shown
             with suppress(asyncio.TimeoutError):
