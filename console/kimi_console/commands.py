@@ -35,6 +35,7 @@ from kimi_console.source.recorder import Batches, Recorder
 from kimi_console.source.replay import ReplaySource
 from kimi_console.source.session import Session
 from kimi_console.source.watching import keep_in_mind
+from kimi_console.store.file import FileLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ def play(file: Path, speed: float | None, at: str | None, *, follow: bool = Fals
 async def _play(opened: Opened, show: Show, comparison: Comparison | None = None) -> int:
     """Show a recording on a screen until the operator leaves."""
     try:
-        return await _present(await opened.open(), None, (), show, comparison=comparison)
+        player = await opened.open()
+        return await _present(player, None, (), show, comparison=comparison, log=opened.log)
     finally:
         await opened.close()
 
@@ -203,6 +205,7 @@ async def _present(
     questions: Questions | None = None,
     *,
     comparison: Comparison | None = None,
+    log: FileLines | None = None,
 ) -> int:
     """Show a source on a screen or without one until it ends or the operator leaves."""
     try:
@@ -212,7 +215,7 @@ async def _present(
             return status_exit(await stream(source, as_json=show.as_json))
         from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
 
-        session = Session(source, live)
+        session = Session(source, live, log)
         session.comparison = comparison
         if live is not None and questions is not None:
             keep_in_mind(session, live.title)

@@ -42,6 +42,16 @@ def chunks_of(path: Path) -> Iterator[bytes]:
         raise UsageError(f"{path} is packed and damaged: {clean(str(error))}", "Take another copy of it.") from error
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file is gzip or zstd.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(4).startswith((GZIP, ZSTD))
+
+
 def _unpacked(raw: IO[bytes]) -> IO[bytes]:
     head = raw.read(4)
     raw.seek(0)

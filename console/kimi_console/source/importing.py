@@ -5,6 +5,7 @@
 ends with 0, or says on standard output why it could not go on: `{"error": sentence}`. SOURCE `-` is standard input.
 """
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from kimi_console.source.logfile import LogEvents
 from kimi_console.source.replay import is_log, open_events
 
 PIPE: Final = "-"
+NICE: Final = 10
+"""What reads behind gives way to what shows."""
 
 
 def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
@@ -35,7 +38,7 @@ def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
         KimiError: the events cannot be read, or the recording not be written.
     """
     writer = RecordingWriter(path)
-    state, flushed = State(), time.monotonic()
+    state, flushed = State(), 0.0
     try:
         for batch in batches:
             writer.append(batch, [encode_event(event) for event in batch], state)
@@ -64,7 +67,8 @@ def batches_of(source: str, *, follow: bool) -> Iterator[Sequence[Event]]:
 
 
 def batched(events: Iterator[Event]) -> Iterator[list[Event]]:
-    """Events in lists, each with as many as lie between two checkpoints."""
+    """Events in lists: the first alone, so that it can be seen at once, then as many as lie between two checkpoints."""
+    yield list(islice(events, 1))
     while batch := list(islice(events, CHECKPOINT_EVENTS)):
         yield batch
 
@@ -72,6 +76,7 @@ def batched(events: Iterator[Event]) -> Iterator[list[Event]]:
 def main() -> int:
     """Import, and say how it went."""
     source, recording, *rest = sys.argv[1:]
+    os.nice(NICE)
     try:
         import_events(batches_of(source, follow="--follow" in rest), Path(recording))
     except KimiError as error:

@@ -14,9 +14,11 @@ from kimi_agent.errors import UsageError
 from kimi_agent.record.format import SUFFIX, RecordingError
 from kimi_agent.record.reader import Recording
 from kimi_agent.record.writer import RecordingWriter
+from kimi_console.source.files import is_packed
 from kimi_console.source.importing import PIPE, batched, import_events
 from kimi_console.source.player import Player
 from kimi_console.source.replay import open_events, parse_at, readable
+from kimi_console.store.file import FileLines
 
 AT_ONCE: Final = 2 << 20
 """A file of so many bytes is read before anything is shown; a larger one behind."""
@@ -52,6 +54,8 @@ class Opened:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._importer: asyncio.subprocess.Process | None = None
         self._error = ""
+        self.log: FileLines | None = None
+        """The whole log of a file that is read behind, to look through at once."""
         self._watch: asyncio.Task[None] | None = None
 
     async def open(self) -> Player:
@@ -71,6 +75,8 @@ class Opened:
         await self._behind(made)
         player = self._player(Recording(made))
         player.growing = True
+        if not self._follow and readable(path) == "log" and not is_packed(path):
+            self.log = FileLines(path)
         self._watch = asyncio.create_task(self._finished(player))
         return player
 

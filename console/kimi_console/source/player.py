@@ -37,8 +37,6 @@ class Player:
         self.growing = growing
         """Whether more may still be written to the recording."""
         self.marks: list[Mark] = []
-        self.note: Callable[[], str] = str
-        """What else is to be said of the recording now, such as how much of a file has been read."""
         self._recording = recording
         self._began = time.time()
         self._clock = at if at is not None else recording.begin

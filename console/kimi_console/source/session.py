@@ -8,13 +8,14 @@ from kimi_agent.model.state import State
 from kimi_console.compare.comparison import Comparison
 from kimi_console.source.base import Control, Link, Source
 from kimi_console.source.player import Player
+from kimi_console.store.file import FileLines
 from kimi_console.store.spool import LogSpool
 
 
 class Session:
     """One watched host or file: its state now, its log, and the means to act on it."""
 
-    def __init__(self, source: Source, control: Control | None = None, log: LogSpool | None = None) -> None:
+    def __init__(self, source: Source, control: Control | None = None, log: LogSpool | FileLines | None = None) -> None:
         self.source = source
         self.control = control
         self.player = source if isinstance(source, Player) else None
@@ -45,6 +46,8 @@ class Session:
         async for batch in self.source.batches():
             for event in batch:
                 self._take(event)
+            if isinstance(self.log, FileLines) and self.state.run is not None:
+                self.log.head = self.state.run.log_lines
             self.version += 1
             for listener in self._listeners:
                 listener()

@@ -5,7 +5,7 @@ from array import array
 from bisect import bisect_left
 from typing import Final
 
-from kimi_console.store.spool import LogSpool
+from kimi_console.store.lines import Lines
 
 CHUNK: Final = 16_384
 """Lines looked at in one step: some 20 ms."""
@@ -14,7 +14,7 @@ CHUNK: Final = 16_384
 class LogFilter:
     """An index of matching lines that grows with the spool; one thread advances it at a time."""
 
-    def __init__(self, spool: LogSpool, pattern: re.Pattern[str], *, inverse: bool = False) -> None:
+    def __init__(self, spool: Lines, pattern: re.Pattern[str], *, inverse: bool = False) -> None:
         self._spool = spool
         self._pattern = pattern
         self._inverse = inverse

@@ -1,7 +1,6 @@
 """The log's lines on disk: an append-only file and an array of offsets, eight bytes of memory a line."""
 
 import os
-import re
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-CHUNK: Final = 8192
-"""Lines read at once in a search."""
+from kimi_console.store.lines import Lines
+
 GIB: Final = 1 << 30
 
 
@@ -64,7 +63,7 @@ class _Segment:
         os.close(self.fd)
 
 
-class LogSpool:
+class LogSpool(Lines):
     """Already cleaned lines, numbered from 0, in an unlinked temporary file.
 
     Above `limit` bytes the older half is dropped: numbers stay, dropped lines read as empty, and `first` tells where
@@ -91,6 +90,11 @@ class LogSpool:
         """Number of the first line that is still kept."""
         return self._segments[0].base
 
+    @property
+    def head(self) -> int | None:
+        """None: every line is of the past."""
+        return None
+
     def append(self, lines: Sequence[str]) -> None:
         """Add lines at the end."""
         if not lines:
@@ -111,16 +115,6 @@ class LogSpool:
             self._segments.pop(0).close()
         self._segments.append(_Segment(self._count, self._path))
 
-    def line(self, index: int) -> str:
-        """One line.
-
-        Raises:
-            IndexError: there is no such line yet.
-        """
-        if not 0 <= index < self._count:
-            raise IndexError(f"line {index} of {self._count}")
-        return self.lines(index, index + 1)[0]
-
     def lines(self, start: int, stop: int) -> list[str]:
         """The lines `start` to `stop` (excluded), as far as there are any."""
         start, stop = max(0, start), min(stop, self._count)
@@ -140,27 +134,6 @@ class LogSpool:
         if segment.offsets[begin] == segment.offsets[end]:
             return [""] * (end - begin)
         return segment.lines(begin, end)
-
-    def search(self, pattern: re.Pattern[str], start: int, backward: bool = False) -> int | None:
-        """Number of the first matching line from `start` on (included), or back from it; `None` when there is none."""
-        if backward:
-            for stop in range(min(start + 1, self._count), self.first, -CHUNK):
-                begin = max(self.first, stop - CHUNK)
-                found = [i for i, line in enumerate(self.lines(begin, stop)) if pattern.search(line)]
-                if found:
-                    return begin + found[-1]
-            return None
-        for begin in range(max(start, self.first), self._count, CHUNK):
-            for index, line in enumerate(self.lines(begin, begin + CHUNK)):
-                if pattern.search(line):
-                    return begin + index
-        return None
-
-    def matches(self, pattern: re.Pattern[str], start: int, stop: int, inverse: bool = False) -> list[int]:
-        """Numbers of the kept lines within `start` to `stop` that match (with `inverse`, that do not)."""
-        start = max(start, self.first)
-        lines = self.lines(start, stop)
-        return [start + i for i, line in enumerate(lines) if (pattern.search(line) is None) == inverse]
 
     def clear(self) -> None:
         """Forget all lines; numbers begin again at 0."""

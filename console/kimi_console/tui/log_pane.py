@@ -6,7 +6,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Label
 
 from kimi_agent.errors import KimiError
-from kimi_console.store.spool import LogSpool
+from kimi_console.store.lines import Lines
 from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line
 from kimi_console.tui.log_view import LogView
@@ -25,7 +25,7 @@ class Prompt(Horizontal):
 class LogPane(Widget):
     """A `LogView` under a rule that holds its state."""
 
-    def __init__(self, spool: LogSpool, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
+    def __init__(self, spool: Lines, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
         super().__init__(id="log", classes="pane")
         self.joints: dict[int, str] = {}
         self.edge = False

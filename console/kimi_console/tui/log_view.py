@@ -12,7 +12,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kimi_console.store.filter import LogFilter
-from kimi_console.store.spool import LogSpool
+from kimi_console.store.lines import Lines
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, fit
 from kimi_console.tui.log_style import Query, coloured, highlighted, parse_query
@@ -27,7 +27,7 @@ WIDEST: Final = 16_400
 
 
 class LogView(ScrollView, can_focus=True):
-    """A window on a `LogSpool`: follows its end, or stays exactly where the reader is."""
+    """A window on a store of lines: follows its end, or stays exactly where the reader is."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -41,7 +41,7 @@ class LogView(ScrollView, can_focus=True):
     class TitleChanged(Message):
         """What the pane's title says has changed."""
 
-    def __init__(self, spool: LogSpool, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
+    def __init__(self, spool: Lines, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
         super().__init__(id="log-view")
         self.spool = spool
         self.follow = True
@@ -96,6 +96,14 @@ class LogView(ScrollView, can_focus=True):
             lines.append((f"  {fmt.count(self.spool.lost)} lines lost: this machine's disk is full", "bad"))
         return [*state, *lines]
 
+    @property
+    def _end(self) -> int:
+        """Where the window stands when it follows: at the last line, or at the last that has been played."""
+        head = self.spool.head
+        if head is None:
+            return self.max_scroll_y
+        return max(0, min(self._place(head) - self.size.height, self.max_scroll_y))
+
     def number(self, place: int) -> int | None:
         """Line number at a place of the view."""
         if place < 0 or place >= self.count:
@@ -121,8 +129,9 @@ class LogView(ScrollView, can_focus=True):
             self._anchor = None
         if self.follow:
             self._read = len(self.spool)
-            if self.scroll_offset.y != self.max_scroll_y:
-                self._go(self.max_scroll_y)
+            if self.scroll_offset.y != self._end:
+                self._go(self._end)
+                self.refresh()
         title = self.title
         if title != self._title_text:
             self._title_text = title
@@ -237,15 +246,18 @@ class LogView(ScrollView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Scrolling away from the end stops following; coming back to it resumes."""
         super().watch_scroll_y(old_value, new_value)
-        if new_value < old_value and new_value < self.max_scroll_y:
+        if new_value < old_value and new_value < self._end:
             self._pause()
+        elif self.spool.head is not None:
+            if new_value > self._end:
+                self._pause()
         elif new_value > old_value and new_value >= self.max_scroll_y and not self.follow and self.hit is None:
             self.follow = True
 
     def action_lines(self, by: int) -> None:
         """Scroll by lines."""
         self._leave_hit()
-        if by < 0:
+        if by < 0 or self.spool.head is not None:
             self._pause()
         self._go(min(max(0, self.scroll_offset.y + by), self.max_scroll_y))
         self.tick()
@@ -293,10 +305,11 @@ class LogView(ScrollView, can_focus=True):
         number = self.number(y + self.scroll_offset.y)
         if number is None:
             return self._brush.strip([], cells)
-        key = (number, cells, self._column, self.app.theme, self.rank_cells, self._brush.style("plain"))
+        later = self.spool.head is not None and number >= self.spool.head
+        key = (number, cells, self._column, self.app.theme, self.rank_cells, self._brush.style("plain"), later)
         strip = self._strips.get(key)
         if strip is None:
-            strip = self._draw(number, cells)
+            strip = self._draw(number, cells, later=later)
             self._strips[key] = strip
             if len(self._strips) > STRIPS_KEPT:
                 self._strips.popitem(last=False)
@@ -304,7 +317,7 @@ class LogView(ScrollView, can_focus=True):
             self._strips.move_to_end(key)
         return strip
 
-    def _draw(self, number: int, cells: int) -> Strip:
+    def _draw(self, number: int, cells: int, *, later: bool) -> Strip:
         if number < self.spool.first:
             return self._brush.strip([("· dropped: the spool is full", "dim")], cells)
         lines = self.spool.lines(number, number + 1)
@@ -313,4 +326,6 @@ class LogView(ScrollView, can_focus=True):
             line = highlighted(line, self.query_search.pattern)
         if number == self.hit:
             line = [(text, role if role == "match" else "bright") for text, role in line]
+        if later:
+            line = [(text, role if role == "match" else "dim") for text, role in line]
         return self._brush.strip([(" ", "plain"), *line], self._column + cells).crop(self._column)

@@ -43,7 +43,7 @@ class ReplayKeys:
         player = self._player
         at = Position(
             player.playing, player.ended, player.speed, player.begin, player.now, max(player.end, player.now),
-            player.marks, player.note(),
+            player.marks, "reading on" if player.growing else "",
         )  # fmt: skip
         keys: Line = []
         for action in (action for action in ACTIONS if action.id in HINTED):
