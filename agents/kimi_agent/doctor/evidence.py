@@ -65,6 +65,8 @@ class LogFacts:
     stopping: bool = False
     reached: bool = False
     """Whether an HTTP request has reached the server, its own included."""
+    untagged: bool = False
+    """Whether the log names no ranks: how many are past a phase is known, which is not."""
     unmatched: int = 0
 
     @classmethod
@@ -89,6 +91,7 @@ class LogFacts:
             follower=tracker.follower,
             stopping=tracker.stopping,
             reached=tracker.reached,
+            untagged=tracker.untagged,
             unmatched=tracker.unmatched,
         )
 

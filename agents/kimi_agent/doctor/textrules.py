@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
-from kimi_agent.doctor.rules.common import past, seconds
+from kimi_agent.doctor.rules.common import past
 from kimi_agent.engine import hints
 from kimi_agent.engine.hints import Mention
 from kimi_agent.engine.phases import PhaseTracker
@@ -152,21 +152,6 @@ def _compiling(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
     return Verdict("compiling", "kernels are being compiled: slow, not hung", mention.rank, 0.7, lines, (), advice)
 
 
-def _untagged(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
-    """Some ranks are late, and the log's format does not say which."""
-    behind = evidence.laggards()
-    if not tracker.untagged or not behind or _settled(tracker) or tracker.failures.failed:
-        return None
-    if (evidence.silent or 0.0) <= evidence.limits.straggler:
-        return None
-    total, phase = len(evidence.ranks), evidence.phase
-    lines = (f"log: {total - len(behind)} of {total} ranks past {phase!r}; this log's format names no rank",
-             f"log: no progress for {seconds(evidence.silent or 0.0)}")  # fmt: skip
-    advice = ("keep SGLang's own log format, or put the rank into yours, to see which rank it is",)
-    summary = f"{len(behind)} of {total} ranks are still in {phase!r}; the others wait"
-    return Verdict("straggler", summary, None, 0.5, lines, (), advice)
-
-
 def _settled(tracker: PhaseTracker) -> bool:
     return tracker.ready or tracker.stopping
 
@@ -187,5 +172,5 @@ def _under_way(evidence: Evidence, tracker: PhaseTracker, matter: str) -> Mentio
 
 
 _RULES: Final[tuple[TextRule, ...]] = (
-    _foreign, _proxy, _disk, _barrier, _collective, _hardware, _plugin, _downloading, _lock_wait, _compiling, _untagged,
+    _foreign, _proxy, _disk, _barrier, _collective, _hardware, _plugin, _downloading, _lock_wait, _compiling,
 )  # fmt: skip

@@ -135,6 +135,8 @@ def straggler(evidence: Evidence) -> Verdict | None:
         return None
     if not behind:
         return _absent_node(evidence) or _late_by_stack(evidence)
+    if evidence.facts.untagged:
+        return _late_by_stack(evidence) or _unnamed(evidence, len(behind))
     phase = evidence.phase or IMPORT
     lines = [past(evidence)]
     if evidence.silent is not None:
@@ -149,6 +151,18 @@ def straggler(evidence: Evidence) -> Verdict | None:
     advice = (f"what it does there: {MEANING[phase]}", f"look at the stack of {behind[0]}")
     confidence = 0.8 if evidence.live else 0.5
     return Verdict("straggler", summary, behind[0], confidence, tuple(lines), ruled_out(evidence), advice)
+
+
+def _unnamed(evidence: Evidence, behind: int) -> Verdict | None:
+    """Some ranks are late, and the log's format does not say which."""
+    if silence(evidence) <= evidence.limit(evidence.limits.straggler) or evidence.facts.stopping:
+        return None
+    total, phase = len(evidence.ranks), evidence.phase
+    lines = (f"log: {total - behind} of {total} ranks past {phase!r}; this log's format names no rank",
+             f"log: no progress for {seconds(silence(evidence))}", *unchecked(evidence))  # fmt: skip
+    advice = ("keep SGLang's own log format, or put the rank into yours, to see which rank it is",)
+    summary = f"{behind} of {total} ranks are still in {phase!r}; the others wait"
+    return Verdict("straggler", summary, None, 0.5, lines, ruled_out(evidence), advice)
 
 
 def _late_by_stack(evidence: Evidence) -> Verdict | None:
