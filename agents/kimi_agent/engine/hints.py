@@ -32,6 +32,8 @@ _BARRIER = re.compile(
 _COLLECTIVE = re.compile(r"[Cc]ollective operation timeout|Timed out after \d+ms waiting for (?:recv|send)")
 _XID = re.compile(r"NVRM: Xid|\bXid \(PCI|GPU has fallen off the bus|RC watchdog: GPU is probably locked")
 _BROADCAST = re.compile(r"No available shared memory broadcast block found in \d+ seconds")
+_READ: Final = 1000
+"""Characters of a line that are looked at."""
 _CLUES = (
     "%", "lock", "JIT", "ompil", "uild", "plugin", "roxy", "squid", "Errno", "space", "handle", "endpoint",
     "output error", "quota", "arrier", "other ranks", "imeout", "imed out", "Xid", "off the bus", "RC watchdog",
@@ -87,7 +89,7 @@ class Hints:
 
     def feed(self, line: LogLine, rank: str | None, now: float | None) -> None:
         """Take in one line; `now` is the log's clock."""
-        text = line.message
+        text = line.message[:_READ]
         if not any(map(text.__contains__, _CLUES)):
             return
         for matter, pattern in _MATTERS:

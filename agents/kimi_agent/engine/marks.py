@@ -78,7 +78,7 @@ _KNOWN = re.compile(
 
 def could_be_mark(message: str) -> bool:
     """Whether a message that no mark knows reads as if something of a start began or ended: a rewording, perhaps."""
-    words = message[:200].lower()
-    if not any(map(words.__contains__, _SUBJECT_CLUES)):
+    begin = message[:200]
+    if not any(map(begin.lower().__contains__, _SUBJECT_CLUES)):
         return False
-    return _LIKE_A_MARK.match(message) is not None and _KNOWN.match(message) is None
+    return _LIKE_A_MARK.match(begin) is not None and _KNOWN.match(begin) is None
