@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from kimi_agent.record.format import Mark
 from kimi_console.source.opening import Opened
@@ -28,7 +29,7 @@ async def wait(pilot: Pilot[None], place: int, session: Session) -> None:
 
 
 @pytest.mark.parametrize("size", [(120, 40), (80, 24)])
-async def test_the_keys_move_the_clock(size: tuple[int, int]) -> None:
+async def test_the_keys_move_the_clock(size: tuple[int, int], tmp_path: Path) -> None:
     opened = Opened(LOG, speed=float("inf"))
     player = await opened.open()
     session = Session(player)
@@ -67,6 +68,16 @@ async def test_the_keys_move_the_clock(size: tuple[int, int]) -> None:
             await pilot.pause(0.01)
         else:
             pytest.fail("the match was not found")
+        await pilot.press("x")
+        await pilot.pause()
+        ask = pilot.app.screen.query_one(Input)
+        ask.value = f"{tmp_path}/out.log +0 +5 anonymise"
+        await pilot.press("enter")
+        for _ in range(400):
+            if (tmp_path / "out.log").exists():
+                break
+            await pilot.pause(0.01)
+        assert 0 < len((tmp_path / "out.log").read_text().splitlines()) < 200
         await pilot.press("right", "left", "ctrl+end")
         await wait(pilot, end, session)
         board.draw()

@@ -37,7 +37,7 @@ class Player:
         self.growing = growing
         """Whether more may still be written to the recording."""
         self.marks: list[Mark] = []
-        self._recording = recording
+        self.recording = recording
         self._began = time.time()
         self._clock = at if at is not None else recording.begin
         self._since = time.monotonic()
@@ -55,17 +55,17 @@ class Player:
     @property
     def ended(self) -> bool:
         """Whether nothing comes any more."""
-        return not self.growing and self._sought is None and self.place >= len(self._recording)
+        return not self.growing and self._sought is None and self.place >= len(self.recording)
 
     @property
     def begin(self) -> float:
         """Time of the first event."""
-        return self._recording.begin
+        return self.recording.begin
 
     @property
     def end(self) -> float:
         """Time of the last event."""
-        return self._recording.end
+        return self.recording.end
 
     @property
     def now(self) -> float:
@@ -95,7 +95,7 @@ class Player:
     def go(self, then: float) -> None:
         """Set the clock; it stays within the recording."""
         then = max(self.begin, min(then, self.end))
-        self._seek(self._recording.place_at(then), then)
+        self._seek(self.recording.place_at(then), then)
 
     def step(self, by: int) -> None:
         """Hold the clock, and take one event more or one back."""
@@ -118,16 +118,16 @@ class Player:
 
     def go_behind(self, place: int) -> None:
         """Go to where the event at a place is the last that is behind; -1 is the beginning."""
-        self._seek(place + 1, self._recording.event(place).time if place >= 0 else self.begin)
+        self._seek(place + 1, self.recording.event(place).time if place >= 0 else self.begin)
 
     async def find(self, matches: Callable[[str], object], *, backward: bool = False) -> int | None:
         """Place of the next log line that matches, or of the last one before those that are seen."""
         place = max(0, self.place - 1) if backward else self.place
-        return await asyncio.to_thread(self._recording.find, matches, place, backward=backward)
+        return await asyncio.to_thread(self.recording.find, matches, place, backward=backward)
 
     async def batches(self) -> AsyncGenerator[Sequence[Event], None]:
         """The events as their time comes, and a snapshot after each jump; ends after `close` only."""
-        self.marks = self._recording.marks()
+        self.marks = self.recording.marks()
         while not self._closed:
             self._wake.clear()
             if self._sought is not None:
@@ -142,10 +142,10 @@ class Player:
         """Stop playing and let go of the recording."""
         self._closed = True
         self._wake.set()
-        self._recording.close()
+        self.recording.close()
 
     def _seek(self, place: int, clock: float) -> None:
-        self._sought = max(0, min(place, len(self._recording)))
+        self._sought = max(0, min(place, len(self.recording)))
         self._steps = 0
         self._set_clock(clock)
 
@@ -157,15 +157,15 @@ class Player:
         """The snapshot at a place that was sought."""
         self.place, self._sought = place, None
         self._ahead.clear()
-        state = self._recording.state(place)
-        first, lines = self._recording.log(place, LOG_LINES)
+        state = self.recording.state(place)
+        first, lines = self.recording.log(place, LOG_LINES)
         when = state.time if state.time is not None else self.begin
         return Event(state.seq, when, Snapshot(state, first, tuple(lines)))
 
     def _due(self) -> list[Event]:
         """The next events whose time has come."""
-        if not self._ahead and self.place < len(self._recording):
-            self._ahead.extend(next(self._recording.batches(self.place), ()))
+        if not self._ahead and self.place < len(self.recording):
+            self._ahead.extend(next(self.recording.batches(self.place), ()))
         limit = BATCH
         if not self.playing:
             limit, self._steps = min(self._steps, BATCH), 0
@@ -189,4 +189,4 @@ class Player:
                 await self._wake.wait()
         except TimeoutError:
             if self.growing:
-                self.marks += self._recording.marks(self.marks[-1].place if self.marks else -1)
+                self.marks += self.recording.marks(self.marks[-1].place if self.marks else -1)

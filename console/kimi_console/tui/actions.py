@@ -159,6 +159,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Action("go_to", "g", "g", "go to", "Go to a time.", "replay", _replays),
     Action("rewind", "ctrl+home", "^Home", "begin", "Go to the beginning, and wait there.", "replay", _replays),
     Action("to_end", "ctrl+end", "^End", "end", "Go to the last event.", "replay", _replays),
+    Action("share", "x", "x", "share", "Write a slice, its log, its state or the screen to a file.",
+           "replay", _replays),
     Action("compare", "v", "v", "compare", "Show where this recording and the other one part.",
            "understand", _compares),
     Action("theme", "t", "t", "theme", "Choose a theme.", "screen", _always),

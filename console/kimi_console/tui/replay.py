@@ -12,6 +12,7 @@ from kimi_console.tui.cells import Line
 from kimi_console.tui.log_view import LogView
 from kimi_console.tui.replay_bar import Position, draw
 from kimi_console.tui.screens.ask import Ask
+from kimi_console.tui.sharing import Sharing
 
 HINTED = ("play", "back", "far_back", "step", "next_mark", "help")
 """The actions whose keys stand beside the bar."""
@@ -24,6 +25,7 @@ class ReplayKeys:
         self._screen = screen
         self._player = player
         self._log = log
+        self._sharing = Sharing(screen, player)
 
     def doers(self) -> dict[str, Callable[[], object]]:
         """What each of the registry's replay actions does."""
@@ -35,6 +37,7 @@ class ReplayKeys:
             "faster": lambda: player.faster(1), "slower": lambda: player.faster(-1),
             "next_mark": lambda: self._mark(1), "previous_mark": lambda: self._mark(-1),
             "go_to": self._go_to, "rewind": self._rewind, "to_end": lambda: player.go(player.end),
+            "share": self._sharing.ask,
             "next": lambda: self.find(backward=False), "previous": lambda: self.find(backward=True),
         }  # fmt: skip
 
