@@ -179,6 +179,8 @@ def concluded(table: BisectChanged) -> BisectChanged:
     if "plugin" in passed:  # what passes without the plugin passes without all of capture, which says nothing more
         passed = tuple(factor for factor in passed if factor != "capture")
     bad = reference(table)
+    if bad is None and table.attempts[0].outcome == "skipped":
+        return replace(table, state="done", conclusion=f"it could not be started: {table.attempts[0].why}")
     if bad is None:
         words = "it did not hang: with nothing changed the server became ready twice, so whatever it was comes and goes"
         return replace(table, state="done", conclusion=words)
