@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kimi_agent.bundle import ensure_bundle
@@ -25,6 +26,7 @@ from kimi_console.source.replay import open_events
 
 pytestmark = pytest.mark.engine
 
+SECRET = "sk-7f3a90c4d21b"
 Run = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -69,13 +71,17 @@ def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
 ) -> None:
     before = scratch_left()
     recording = tmp_path / "run.kimi"
-    profile = write(tmp_path / "tiny.toml", demo_profile(engine, free_port()))
+    tables = demo_profile(engine, free_port())
+    tables["server"]["flags"] = [*tables["server"]["flags"], "--api-key", SECRET]
+    profile = write(tmp_path / "tiny.toml", tables)
     with run(profile, "--record", str(recording), "--idle-stop", "3", "--timeout", "240") as process:
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
             lines.append(line)
             if b'"READY"' in line:
+                shown = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+                assert not any(SECRET in word for argv in shown for word in argv)
                 bodies = everything(home)
                 assert any(isinstance(body, RunStarted) for body in bodies)
                 assert any(isinstance(body, StatusChanged) and body.status == "STARTING" for body in bodies)
@@ -88,6 +94,9 @@ def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
     assert (events[-1].body.asked, events[-1].body.left) == (True, ())
     assert list(open_events(recording)) == events
     assert scratch_left() <= before
+    assert SECRET.encode() not in b"".join(lines)
+    assert not any(SECRET.encode() in path.read_bytes() for path in home.journal.iterdir() if path.is_file())
+    assert any(SECRET.encode() in path.read_bytes() for path in home.root.glob("runs/*/server.log"))
 
 
 def test_a_server_that_fails_is_started_again_and_sigterm_ends_it_all(

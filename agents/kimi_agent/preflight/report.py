@@ -22,6 +22,7 @@ from kimi_agent.preflight.together import flag_checks
 from kimi_agent.profile import Profile
 from kimi_agent.runs import plan as plans
 from kimi_agent.runs.plan import Plan
+from kimi_agent.runs.secrets import Secrets
 
 MARKS = {"ok": "✓", "warn": "⚠", "refuse": "✖", "not checked": "–"}
 
@@ -94,7 +95,7 @@ def answer(plan: Plan, checks: Sequence[Check]) -> dict[str, Any]:
     """The stable object that `preflight --json` prints and the console gets."""
     refused = [check for check in checks if check.outcome == REFUSE]
     return {
-        "argv": list(plan.argv),
+        "argv": list(Secrets.of(plan.argv, plan.env).hide_argv(plan.argv)),
         "sglang": plan.version,
         "ranks": list(plan.ranks),
         "problems": [{"slug": one.check, "message": one.message, "hint": one.hint} for one in refused],

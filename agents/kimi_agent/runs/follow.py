@@ -3,15 +3,17 @@
 from pathlib import Path
 
 from kimi_agent.engine.loglines import split_lines
+from kimi_agent.runs.secrets import Secrets
 
 READ_BYTES = 1 << 20
 
 
 class LogFollower:
-    """Reads a growing file; a line is handed out once it is whole."""
+    """Reads a growing file; a line is handed out once it is whole, and without what must not leave the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secrets: Secrets) -> None:
         self._path = path
+        self._hide = secrets.hide
         self._offset = 0
         self._carry = b""
         self.count = 0
@@ -28,10 +30,10 @@ class LogFollower:
         self._offset += len(chunk)
         lines, self._carry = split_lines(chunk, self._carry)
         self.count += len(lines)
-        return lines
+        return list(map(self._hide, lines))
 
     def rest(self) -> list[str]:
         """The last line of a file that will not grow any more, if it has no end."""
         lines, self._carry = split_lines(b"\n", self._carry) if self._carry else ([], b"")
         self.count += len(lines)
-        return lines
+        return list(map(self._hide, lines))

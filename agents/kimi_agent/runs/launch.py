@@ -13,6 +13,7 @@ from kimi_agent.paths import Home, private_dir
 from kimi_agent.profile import Profile
 from kimi_agent.runs.plan import Plan, capture_env
 from kimi_agent.runs.record import RunRecord, load, save
+from kimi_agent.runs.secrets import Secrets, conceal
 
 
 def new_run_id() -> str:
@@ -36,7 +37,13 @@ def spawn(plan: Plan, home: Home) -> tuple[RunRecord, subprocess.Popen[bytes]]:
     log = os.open(directory / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            plan.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=env, start_new_session=True
+            conceal(plan.argv, directory),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            env=env,
+            start_new_session=True,
         )
     except OSError as error:
         raise LaunchError(f"cannot start {plan.argv[0]}: {error.strerror}", "Look at server.python.") from error
@@ -48,7 +55,7 @@ def spawn(plan: Plan, home: Home) -> tuple[RunRecord, subprocess.Popen[bytes]]:
         starttime=starttime(process.pid) or 0,
         boot_id=boot_id(),
         profile=plan.profile.to_dict(),
-        argv=plan.argv,
+        argv=Secrets.of(plan.argv, plan.env).hide_argv(plan.argv),
         version=plan.version,
     )
     save(directory, record)

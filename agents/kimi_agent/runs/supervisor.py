@@ -42,6 +42,7 @@ from kimi_agent.runs.dump import ACTIVE, DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
 from kimi_agent.runs.plan import Plan, scratch
 from kimi_agent.runs.record import RunRecord
+from kimi_agent.runs.secrets import Secrets
 from kimi_agent.runs.teardown import Footprint
 
 LOG_PERIOD = 0.1
@@ -81,7 +82,7 @@ class Supervisor:
         self._emit = emit
         self._state = state
         self._sockets = home.run_sockets(record.run)
-        self._log = LogFollower(home.run(record.run) / "server.log")
+        self._log = LogFollower(home.run(record.run) / "server.log", Secrets.of(plan.argv, os.environ | plan.env))
         self._tracker = PhaseTracker(plan.ranks)
         self._sampler = ProcessSampler(record.pid)
         self._meter = ThroughputMeter(record.run)
