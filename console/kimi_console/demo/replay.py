@@ -1,16 +1,19 @@
 """`kimi-console demo --replay`: real hangs that come with the console, with no engine at all."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from kimi_agent.errors import UsageError
 from kimi_agent.record.format import SUFFIX
+from kimi_agent.record.reader import Recording
 from kimi_console.commands import play
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 FIRST: Final = "startup"
 """The one that is shown when none is named."""
-SPEED: Final = 4.0
+BEFORE: Final = 5.0
+"""Seconds before the verdict at which the replay begins."""
 
 
 def bundled() -> dict[str, Path]:
@@ -28,5 +31,13 @@ def replay_demo(name: str, *, headless: bool, as_json: bool) -> int:
     name = name or FIRST
     if name not in found:
         raise UsageError(f"there is no recording {name}", f"One of: {', '.join(found)}.")
-    speed = None if headless or as_json else SPEED
-    return play(found[name], speed, None, headless=headless, as_json=as_json)
+    if headless or as_json:
+        return play(found[name], None, None, headless=headless, as_json=as_json)
+    return play(found[name], 1.0, _just_before(found[name]))
+
+
+def _just_before(path: Path) -> str:
+    """Where to begin, for `--at`: a moment before the first verdict."""
+    with closing(Recording(path)) as recording:
+        verdicts = [mark.time for mark in recording.marks() if mark.kind == "verdict"]
+        return f"+{max(0.0, min(verdicts, default=recording.begin) - recording.begin - BEFORE):.1f}"

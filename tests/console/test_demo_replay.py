@@ -1,0 +1,44 @@
+"""The hangs that come with the console: real, small, with their verdict, and with nothing private in them."""
+
+import getpass
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kimi_agent.errors import UsageError
+from kimi_agent.record.reader import Recording
+from kimi_console.demo.replay import FIRST, bundled, replay_demo
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_each_recording_shows_a_hang_and_what_became_of_it(name: str) -> None:
+    path = bundled()[name]
+    assert path.stat().st_size < 200_000
+    with closing(Recording(path)) as recording:
+        verdicts = [mark for mark in recording.marks() if mark.kind == "verdict"]
+        hung = recording.state(verdicts[0].place + 1).run
+        assert hung is not None
+        assert hung.verdict is not None
+        assert hung.verdict.evidence
+        everything = b"\n".join(line for lines in recording.lines() for line in lines)
+    for private in (socket.gethostname(), str(Path.home()), str(Path.cwd()), getpass.getuser()):
+        assert f'"{private}"'.encode() not in everything
+        assert f"{private}/".encode() not in everything
+
+
+def test_it_plays_without_an_engine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kimi_console", "demo", "--replay", "--headless"],
+        capture_output=True, check=False, timeout=60, text=True, cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": ""},
+    )  # fmt: skip
+    assert "→ HUNG" in done.stdout, done.stderr
+    assert FIRST in bundled()
+
+
+def test_an_unknown_name_says_which_there_are() -> None:
+    with pytest.raises(UsageError, match=f"there is no recording nope. One of: .*{FIRST}"):
+        replay_demo("nope", headless=True, as_json=False)
