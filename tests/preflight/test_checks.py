@@ -171,7 +171,8 @@ def test_ranks_that_outlived_their_server_and_another_server_are_told_apart() ->
     sleep = "import time, sys; print(flush=True); time.sleep(60)"
     start = (
         "import os, subprocess, sys\n"
-        f"one = subprocess.Popen(['sglang::scheduler_TP1', '-c', {sleep!r}], executable=sys.executable, stdout=-3, stderr=-3)\n"
+        f"one = subprocess.Popen(['sglang::scheduler_TP1', '-c', {sleep!r}], executable=sys.executable,\n"
+        "                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
         "print(one.pid, flush=True)\n"
     )
     starter = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
@@ -189,8 +190,7 @@ def test_ranks_that_outlived_their_server_and_another_server_are_told_apart() ->
     finally:
         os.kill(orphan, 9)
         server.kill()
-        server.wait()
-        server.stdout.close()
+        server.communicate()
     assert read_stat(server.pid) is None
 
 
@@ -213,8 +213,7 @@ def test_a_lock_that_is_held_and_one_left_behind_are_told_apart(tmp_path: Path) 
         assert f"{held} is held by pid {holder.pid}" in named(checks, "warn")["jit-lock"]
     finally:
         holder.kill()
-        holder.wait()
-        holder.stdout.close()
+        holder.communicate()
     left.unlink()
     assert named(leftovers.lock_checks(environment), "ok")
 

@@ -44,7 +44,7 @@ def test_a_truncated_model_is_refused_by_preflight_and_by_launch_in_seconds(
     text = tmp_path / "p.toml"
     server = f'model = "{model}"\npython = "{engine.python}"\nport = 29999\nflags = ["--device", "cpu"]'
     text.write_text(f"[server]\n{server}\n[capture]\nenabled = false\n")
-    command = [engine.python, "-m", "kimi_agent", "preflight", text, "--json", "--home", tmp_path / "h"]
+    command = [str(engine.python), "-m", "kimi_agent", "preflight", str(text), "--json", "--home", str(tmp_path / "h")]
     env = os.environ | {"PYTHONPATH": str(ensure_bundle())}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 2, done.stderr
