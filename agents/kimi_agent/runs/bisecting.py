@@ -155,7 +155,7 @@ class Bisector:
                 raise UsageError(f"run {supervisor.record.run} is alive, and is {word}",
                                  "Stop it first; only a start that hangs or has failed is taken as it is.",
                                  slug="busy")  # fmt: skip
-            if supervisor.plan.profile.to_dict() != base.to_dict():
+            if bisect.digest(supervisor.plan.profile) != bisect.digest(base):
                 raise UsageError(f"run {supervisor.record.run} is alive, of another profile", "Stop it first.",
                                  slug="busy")  # fmt: skip
         return base
@@ -170,7 +170,10 @@ class Bisector:
         self, table: BisectChanged, base: Profile, run: RunState | None, chosen: Sequence[factors.Factor]
     ) -> BisectChanged:
         """The table with the last run as its reference, where that was of this profile and hung or failed."""
-        if run is None or load(self._home.run(run.started.run)).profile != base.to_dict():
+        if run is None:
+            return table
+        launched = parse(load(self._home.run(run.started.run)).profile, "profile")
+        if bisect.digest(launched) != bisect.digest(base):
             return table
         shown = bisect.reference_of(run)
         if shown is None:
