@@ -163,3 +163,13 @@ def test_the_lines_that_matched_no_phase_are_counted() -> None:
     lines = list(CASES["a good start, cut while it loads"].lines)
     found = diagnose([*lines, "[2026-11-29 13:02:00 TP0] Model weights loaded", "[2026-11-29 13:02:20 TP0] x"])
     assert (found.unmatched, found.unmatched_s) == (1, 20.0)
+
+
+def test_a_log_that_ends_in_the_middle_says_what_its_silence_can_and_cannot_be() -> None:
+    found = diagnose(list(CASES["a good start, cut while it loads"].lines))
+    assert "load weights: 0 of 2 ranks past it; the log ends there" in found.reason
+    assert "slow storage" in found.reason
+    assert "it cannot be the interconnect" in found.reason
+    hung = hang("h200-kimi-width-graph-capture-ready", "Capture target decode CUDA graph begin", 100)
+    assert any("the first forward pass and all-reduce" in line for line in hung.verdict.evidence)
+    assert any("storage" in text for text in hung.verdict.ruled_out)

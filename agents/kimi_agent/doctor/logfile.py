@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kimi_agent.doctor.evidence import Evidence, Limits, LogFacts
-from kimi_agent.doctor.textrules import text_verdict, with_facts
+from kimi_agent.doctor.textrules import CAN_BE, text_verdict, with_facts
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.dialects import UNDATED
 from kimi_agent.engine.logscan import LogScanner
@@ -61,8 +61,11 @@ def diagnose_tracker(tracker: PhaseTracker, now: float | None = None, limits: Li
         live=False,
         limits=limits or Limits(),
     )
-    verdict = with_facts(text_verdict(evidence, tracker) or diagnose(evidence), tracker)
+    verdict = with_facts(text_verdict(evidence, tracker) or diagnose(evidence), evidence, tracker)
     word, reason = status(evidence, verdict)
+    can, cannot = CAN_BE.get(evidence.phase or "", ("", ""))
+    if word == "STARTING" and can and not tracker.follower:
+        reason = f"{reason}; the log ends there: if nothing more comes, it can be {can}; it cannot be {cannot}"
     return LogDiagnosis(
         word, reason, evidence.phase or IMPORT, evidence.ranks, verdict, silent,
         tracker.unmatched, tracker.unmatched_seconds,

@@ -9,10 +9,25 @@ from kimi_agent.engine import hints
 from kimi_agent.engine.hints import Mention
 from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.model.events import Verdict
-from kimi_agent.model.phases import LOAD, ORDER
+from kimi_agent.model.phases import AFTER_LOAD, GRAPHS, IMPORT, JOIN, KV_CACHE, LOAD, ORDER, PORT, WARM_UP
 
 TextRule = Callable[[Evidence, PhaseTracker], Verdict | None]
 
+CAN_BE: Final[dict[str, tuple[str, str]]] = {
+    IMPORT: ("imports, the model's configuration, a hub that does not answer",
+             "the weights, a kernel, the interconnect"),
+    JOIN: ("the rendezvous address, the network card, NCCL's first all-reduce, access between GPUs",
+           "the weights, an attention kernel, CUDA graphs"),
+    LOAD: ("slow storage, page faults, a rank that died", "the interconnect, an attention kernel, CUDA graphs"),
+    AFTER_LOAD: ("weights repacked, kernels compiled or a lock on their cache, a dead rank that the barrier waits for",
+                 "an attention kernel, a forward pass, CUDA graphs"),
+    KV_CACHE: ("the ranks agreeing on memory, a dead rank", "an attention kernel, a forward pass, storage"),
+    GRAPHS: ("the attention's set-up, tuning that differs between ranks, the first forward pass and all-reduce",
+             "storage, the rendezvous"),
+    PORT: ("another rank's report, the tokenizer or chat template", "a GPU, storage, the interconnect"),
+    WARM_UP: ("the first request's forward pass, an image's for Kimi-K2.5; a proxy", "storage, the rendezvous"),
+}  # fmt: skip
+"""Where a start falls silent: what runs there, and what has not begun or is long over."""
 _SHOWN: Final = 300
 """Characters of a line that is quoted as evidence."""
 
@@ -31,11 +46,12 @@ def text_verdict(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
     return None
 
 
-def with_facts(verdict: Verdict, tracker: PhaseTracker) -> Verdict:
+def with_facts(verdict: Verdict, evidence: Evidence, tracker: PhaseTracker) -> Verdict:
     """An `unknown` with what the log does say: an operator has nothing else to go by."""
     if verdict.kind != "unknown":
         return verdict
-    lines = []
+    can, cannot = CAN_BE.get(evidence.phase or "", ("", ""))
+    lines = [f"log: in {evidence.phase!r} it can be: {can}"] if can and not tracker.failures.failed else []
     if tracker.last_message:
         lines.append(quote(f"last line: {tracker.last_message}"))
     seen = (tracker.hints.mentions.get(matter) for matter in (hints.COMPILE, hints.LOCK, hints.BROADCAST))
@@ -49,7 +65,7 @@ def with_facts(verdict: Verdict, tracker: PhaseTracker) -> Verdict:
         lines.append(f"log: {words} read like phases that this version does not know")
     return Verdict(
         verdict.kind, verdict.summary, verdict.rank, verdict.confidence,
-        (*verdict.evidence, *lines), verdict.ruled_out, verdict.advice,
+        (*verdict.evidence, *lines), (*verdict.ruled_out, *([cannot] if lines and cannot else [])), verdict.advice,
     )  # fmt: skip
 
 
