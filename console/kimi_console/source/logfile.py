@@ -100,7 +100,9 @@ class LogEvents:
         """
         scout = PhaseTracker()
         head: list[str] = []
+        heard = time.monotonic()
         for lines in pieces:
+            heard = time.monotonic() if lines else heard
             known, fresh = scout.ranks, len(head) < SCOUTED
             if fresh:
                 head += lines
@@ -111,7 +113,10 @@ class LogEvents:
             elif lines:
                 yield [event for line in lines for event in self._line(line)]
             else:
-                yield [*self._flush(), *self._judged(time.time())] if self._seq else []
+                # The log's clock may be of another place or day: only how long it has been silent is known.
+                last = self._tracker.last_time
+                now = None if last is None else last + time.monotonic() - heard
+                yield [*self._flush(), *self._judged(now)] if self._seq else []
         yield [*self._flush(), *self._judged(None)]
 
     def _anew(self, head: Sequence[str]) -> Iterator[Event]:
