@@ -1,0 +1,11 @@
+"""A few hundred cases of each fuzzing target; `tests/bench/fuzz.py` runs a hundred thousand."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from .fuzzing import TARGETS
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_hostile_bytes_are_read_or_refused_in_words(name: str) -> None:
+    settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))(TARGETS[name])()
