@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -168,6 +169,24 @@ async def test_diagnose_and_connect_work_from_the_command_line(sshd: Sshd, engin
     _, errors = await process.communicate()
     assert b"info    agent " in first
     assert (process.returncode, errors.strip()) == (Exit.INTERRUPTED, b"")
+
+
+@pytest.mark.engine
+def test_a_bundle_comes_over_ssh_without_the_name_of_the_host(
+    sshd: Sshd, engine: Engine, console: Console, tmp_path: Path
+) -> None:
+    sshd.trust()
+    path = tmp_path / "b.zip"
+    done = console("bundle", "gpu-07", "--python", str(engine.python), "-o", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{path}  taken out: ")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        for name in archive.namelist():
+            assert b"gpu-07" not in archive.read(name), name
+    again = console("bundle", "gpu-07", "--python", str(engine.python), "-o", str(path))
+    assert "exists already" in again.stderr
 
 
 async def _read(client: AgentClient) -> None:
