@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_agent.errors import KimiError
-from kimi_agent.wire.codec import WireError, decode, encode
+from kimi_agent.wire.codec import MAX_LINE, WireError, decode, encode
 from kimi_agent.wire.peer import same_user
 from kimi_agent.wire.rpc import refusal
 
@@ -103,4 +103,6 @@ class Client:
                 raise _ClosedError("the agent closed the connection", "Connect again.")
             *self._lines, self._buffer = (self._buffer + chunk).split(b"\n")
             self._lines.reverse()
+            if len(self._buffer) > MAX_LINE:
+                raise WireError(f"the agent sent a line of more than {MAX_LINE} bytes", "Connect again.")
         return self._lines.pop()

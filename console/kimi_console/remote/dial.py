@@ -5,7 +5,7 @@ from typing import Any
 
 import asyncssh
 
-from kimi_agent.errors import UnavailableError
+from kimi_agent.errors import UnavailableError, UsageError
 from kimi_agent.text import clean
 from kimi_console.remote.bootstrap import Attachment, bootstrap, raw
 from kimi_console.remote.ssh import open_ssh
@@ -66,7 +66,12 @@ def ssh_dial(
         config: an ssh config to use instead of the user's own.
         read_only: attach without the right to act.
         questions: who types passwords and passphrases.
+
+    Raises:
+        UsageError: the interpreter's path holds control characters.
     """
+    if python is not None and not python.isprintable():
+        raise UsageError(f"{clean(python)!r} is not a path", "Give a path without control characters with --python.")
     chosen = python
 
     async def dial() -> Transport:

@@ -25,6 +25,7 @@ candidate() {
     path=$1
     case $path in "~/"*) path=$HOME/${path#"~/"} ;; esac
     case $path in */*) ;; *) path=$(command -v "$path" 2>/dev/null) || return 0 ;; esac
+    case $path in *[[:cntrl:]]*) return 0 ;; esac
     case $seen in *" $path "*) return 0 ;; esac
     [ -f "$path" ] && [ -x "$path" ] || return 0
     seen="$seen$path "
