@@ -1,6 +1,5 @@
 """The doctor beside the real server: each cause by its name and its rank, within a minute of the last sign of life."""
 
-import asyncio
 import fcntl
 import json
 import os
@@ -187,18 +186,3 @@ def copy_of(model: Path, to: Path, without: str = "") -> Path:
         if not without or without not in file.name:
             (to / file.name).symlink_to(file.resolve())
     return to
-
-
-async def test_nothing_is_said_of_a_good_start(engine: Engine, tmp_path: Path) -> None:
-    said: list[str] = []
-    async with watched(engine, tmp_path, Launch(model="tiny-llama", tp=1)) as watch:
-
-        def ready(word: str, verdict: object) -> bool:
-            said.append(getattr(verdict, "kind", ""))
-            return word == "READY"
-
-        await watch.until(ready, START)
-        await asyncio.sleep(3)
-        word, verdict = await watch.look()
-        assert (word, verdict.kind) == ("READY", "none")
-    assert set(said) == {"none"}

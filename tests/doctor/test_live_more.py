@@ -1,5 +1,6 @@
 """The doctor beside the real server, the longer list: each cause by its name and its rank, within a minute."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -139,3 +140,18 @@ async def test_weights_that_are_still_downloaded(engine: Engine, tmp_path: Path)
         async with watched(engine, tmp_path, Launch("kimi/tiny", tp=1, env=env)) as watch:
             verdict = await watch.named("downloading")
             assert "MB/s" in verdict.summary
+
+
+async def test_nothing_is_said_of_a_good_start(engine: Engine, tmp_path: Path) -> None:
+    said: list[str] = []
+    async with watched(engine, tmp_path, Launch(model="tiny-llama", tp=1)) as watch:
+
+        def ready(word: str, verdict: object) -> bool:
+            said.append(getattr(verdict, "kind", ""))
+            return word == "READY"
+
+        await watch.until(ready, START)
+        await asyncio.sleep(3)
+        word, verdict = await watch.look()
+        assert (word, verdict.kind) == ("READY", "none")
+    assert set(said) == {"none"}
