@@ -107,6 +107,8 @@ WRAPPERS: dict[str, Callable[[str], str]] = {
     "kubectl --timestamps": lambda line: f"2026-11-29T12:45:04.123456789Z {line}",
     "kubelet": lambda line: f"2026-11-29T12:45:04.123456789+00:00 stdout F {line}",
     "docker logs -t in compose": lambda line: f"kimi | 2026-11-29T12:45:04.1Z {line}",
+    "journal, ISO": lambda line: f"2026-11-29T12:45:04+0000 gpu-07 sglang[4711]: {line}",
+    "kubectl --prefix --timestamps": lambda line: f"[pod/kimi-7c9f/server] 2026-11-29T12:45:04.123456789Z {line}",
     "journal": lambda line: f"Nov 29 13:45:04 gpu-07 sglang[4711]: {line}",
     "ray": lambda line: f"(SGLangEngine pid=12, ip=10.0.0.7) {line}",
     "docker's file": lambda line: json.dumps(

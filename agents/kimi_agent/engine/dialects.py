@@ -23,7 +23,10 @@ _HEADER = re.compile(
 )
 _PLAIN_HEADER = re.compile(r"\[\d{4}-|\[\d\d:")
 _WRAPPERS = (
-    re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d))(?: std(?:out|err) [FP])? "),
+    re.compile(
+        r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d))"
+        r"(?: std(?:out|err) [FP]| [\w.-]{1,80} [\w./-]{1,80}\[\d{1,9}\]:)? "
+    ),
     re.compile(r"(?!\d{4}-)[A-Za-z0-9][\w.-]{0,80} *\| (?!\d+/\d)"),
     re.compile(r"\[pod/[^\]\s]{1,200}\] "),
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} \S{1,80}\[\d{1,9}\]: "),
