@@ -66,10 +66,10 @@ PROMPT: Final = re.compile(
 """A prompt under its name; it may hold any quote, so the rest of the line goes with it."""
 SHAPES: Final = re.compile(
     "|".join((
-        r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{12,}",
-        r"\b(?:hf|api_org)_[A-Za-z0-9]{12,}",
+        r"\b(?:sk|pk|rk)-(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{12,}",
+        r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}",
         r"\b(?:gh[opusr]|github_pat|glpat|gldt|npm|dop_v1|shpat|xox[abprs]|xapp|nvapi|dckr_pat|gsk|pypi)[-_]"
-        r"[A-Za-z0-9_-]{12,}",
+        r"(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{12,}",
         r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}",
         r"\bAIza[A-Za-z0-9_-]{20,}",
         r"\bya29\.[A-Za-z0-9_.-]{16,}",

@@ -24,6 +24,7 @@ HARMLESS = (
     "root cause: user error; localhost ::1 0.0.0.0 12:34:56 sglang==0.5.23 torch 2.11.0+cu130",
     "Loading safetensors checkpoint shards:  23% Completed | 14/64 [01:10<03:59,  4.79s/it]",
     "flashinfer_batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_head_dim_512 compiled from https://github.com/x/y",
+    "apply_all (utils/hf_transformers_patches.py:65) npm_config_cache_directory sk-learn-contrib-extras",
     "weights 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
 )
 
