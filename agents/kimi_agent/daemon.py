@@ -203,7 +203,7 @@ def _replaceable(client: Client) -> bool:
     if _numbers(str(client.hello.get("version"))) > _numbers(__version__):
         return False
     status = client.request("status")
-    return status["status"] != "STOPPING" and status["agent"].get("clients", 1) <= 1
+    return bool(status["status"] != "STOPPING" and status["agent"].get("clients", 1) <= 1)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

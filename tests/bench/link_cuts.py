@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -27,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kimi_agent.daemon import connect
 from kimi_agent.wire.client import Client
 from remote.conftest import Sshd, running_sshd
-from remote.storm import FAR, Storm, far_network, storm, talk, whole_lines
+from remote.storm import FAR, FarNetwork, Storm, far_network, storm, talk, whole_lines
 
 RATE = 5000
 SHARES = (("killed", 0.55), ("dropped", 0.25), ("restarted", 0.2))
 
 
 @contextmanager
-def far_host(directory: Path) -> Iterator[tuple[Sshd, object]]:
+def far_host(directory: Path) -> Iterator[tuple[Sshd, FarNetwork]]:
     os.environ["HOME"] = str(directory / "near")
     for name in ("SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "KIMI_AGENT_HOME"):
         os.environ.pop(name, None)
@@ -85,7 +86,7 @@ def stalled(sshd: Sshd, seconds: float) -> dict[str, object]:
 
 def main() -> int:
     count, kills, seconds = (int(word) for word in [*sys.argv[1:], "200", "50", "60"][:3])
-    found: dict[str, object] = {"machine": f"{platform.platform()}, {os.cpu_count()} cores", "lines_a_second": RATE}
+    found: dict[str, Any] = {"machine": f"{platform.platform()}, {os.cpu_count()} cores", "lines_a_second": RATE}
     for name, kinds in (("link", cuts(count)), ("agent", ["agent"] * kills)):
         with tempfile.TemporaryDirectory(prefix="kimi-cuts-") as directory, far_host(Path(directory)) as (sshd, net):
             begun = time.monotonic()

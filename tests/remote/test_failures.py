@@ -216,7 +216,7 @@ def test_the_python_of_a_running_server_is_found(sshd: Sshd, with_sglang: Path) 
     sshd.trust()
     running = subprocess.Popen([str(with_sglang), "-c", "import time; time.sleep(60)", "sglang.launch_server"])
     try:
-        servers = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+        servers: list[list[str]] = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
         assert found_python(sshd) in {argv[0] for argv in servers if "sglang.launch_server" in argv}
     finally:
         running.kill()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kimi_agent.model.events import Event, RunStarted, StatusChanged, ThroughputSampled
+from kimi_agent.model.events import Body, Event, RunStarted, StatusChanged, ThroughputSampled
 from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import RunState
 from kimi_agent.runs.supervisor import is_calm
@@ -15,7 +15,7 @@ IDLE = ThroughputSampled("r", 0.0, 0.0, 0, 0, 10, 100, 0.1, "loads")
 @pytest.fixture
 def ready() -> RunState:
     started = RunStarted("r", "n", "/m", ("x",), 1, 1, ("TP0",), "127.0.0.1", 1, "/l", "/p", "0.5.23", False, ())
-    bodies = (started, StatusChanged("r", "READY", ""), IDLE)
+    bodies: tuple[Body, ...] = (started, StatusChanged("r", "READY", ""), IDLE)
     run = fold([Event(number, float(number), body) for number, body in enumerate(bodies, 1)]).run
     assert run is not None
     return run

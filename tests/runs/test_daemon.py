@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -215,7 +216,7 @@ def test_another_user_can_neither_connect_nor_read(dial: Dial, home: Home, tmp_p
         above.chmod(above.stat().st_mode | 0o055)
     assert as_nobody(greeting) == "PermissionError"
     for path in (home.journal, home.log, next(home.journal.glob("*.ndjson"))):
-        assert as_nobody(lambda path=path: os.open(path, os.O_RDONLY)) == "PermissionError", path
+        assert as_nobody(partial(os.open, path, os.O_RDONLY)) == "PermissionError", path
     # Were the modes ever loosened, the agent still asks the kernel who is there.
     for directory in (home.root, home.sockets, home.sockets.parent):
         directory.chmod(0o755)

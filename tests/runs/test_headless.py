@@ -45,9 +45,19 @@ def run(engine: Engine, home: Home) -> Run:
     """Start `kimi-agent run` in the engine's Python."""
 
     def start(profile: Path, *options: str) -> "subprocess.Popen[bytes]":
-        argv = [engine.python, "-m", "kimi_agent", "run", "--home", home.root, "--json", *options, profile]
+        argv = [
+            str(engine.python),
+            "-m",
+            "kimi_agent",
+            "run",
+            "--home",
+            str(home.root),
+            "--json",
+            *options,
+            str(profile),
+        ]
         env = os.environ | {"PYTHONPATH": str(ensure_bundle())}
-        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen([*argv, str(profile)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     return start
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.errors import KimiError
-from kimi_agent.model.events import Event, LogLines, Note, RunStarted, StatusChanged, Verdict, VerdictChanged
+from kimi_agent.model.events import Body, Event, LogLines, Note, RunStarted, StatusChanged, Verdict, VerdictChanged
 from kimi_agent.model.state import State
 from kimi_agent.profile import parse as parse_profile
 from kimi_agent.record.writer import RecordingWriter
@@ -24,18 +24,13 @@ from kimi_console.source.client import AgentClient, _hello
 from kimi_console.source.replay import open_events
 
 STARTED = RunStarted("r", "n", "/m", ("a",), 1, 1, ("TP0",), "127.0.0.1", 1, "/l", "/p", "0.5.23", True, (3,))
-EVENTS = tuple(
-    Event(number, 1764424800.0 + number, body)
-    for number, body in enumerate(
-        (
-            STARTED, StatusChanged("r", "STARTING", "launched"), Note("info", "a note"),
-            LogLines("r", 0, ("[2026-11-29 14:00:00 TP0] Load weight begin.", "\x1b[31mred\x1b[0m")),
-            VerdictChanged("r", Verdict("deadlock", "TP0 waits", "TP0", 0.9, ("proc x",), ("a crash",), ("wait",))),
-            StatusChanged("r", "READY", ""),
-        ),
-        1,
-    )
+BODIES: tuple[Body, ...] = (
+    STARTED, StatusChanged("r", "STARTING", "launched"), Note("info", "a note"),
+    LogLines("r", 0, ("[2026-11-29 14:00:00 TP0] Load weight begin.", "\x1b[31mred\x1b[0m")),
+    VerdictChanged("r", Verdict("deadlock", "TP0 waits", "TP0", 0.9, ("proc x",), ("a crash",), ("wait",))),
+    StatusChanged("r", "READY", ""),
 )  # fmt: skip
+EVENTS = tuple(Event(number, 1764424800.0 + number, body) for number, body in enumerate(BODIES, 1))
 LINES = tuple(codec.encode_event(event) for event in EVENTS)
 MESSAGES = (
     b'{"id":1,"method":"subscribe","params":{"epoch":null,"after":0}}',
