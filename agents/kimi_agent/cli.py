@@ -245,7 +245,7 @@ def _bundle(args: argparse.Namespace) -> int:
     from kimi_agent.bugreport.archive import default_name, write_bundle
 
     home = _home(args)
-    answer = write_bundle(home, args.run, args.output or Path(default_name(args.run)), args.host)
+    answer = write_bundle(home, args.run, args.output or Path(default_name(home, args.run)), args.host)
     if args.json:
         print(json.dumps(answer))
     else:

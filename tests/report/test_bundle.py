@@ -99,7 +99,8 @@ def test_a_home_without_any_run_gives_a_bundle_too(tmp_path: Path) -> None:
 async def test_it_is_read_over_the_wire_piece_by_piece(tmp_path: Path) -> None:
     home = home_of(tmp_path)
     bundles = Bundles(home)
-    answer = await bundles.make(RUN, ["gpu-07"])
+    answer = await bundles.make(hosts=["gpu-07"])
+    assert RUN in answer["bundle"]
     path = home.root / "bundles" / answer["bundle"]
     path.write_bytes(path.read_bytes() + os.urandom(2 * PIECE))
     got = b""

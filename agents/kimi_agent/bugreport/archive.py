@@ -29,9 +29,14 @@ Read it before you send it.
 """
 
 
-def default_name(run: str | None) -> str:
-    """A file name for a run's bundle."""
-    return f"kimi-bundle-{run or 'no-run'}-{time.strftime('%m%d%H%M%S')}.zip"
+def default_name(home: Home, run: str | None) -> str:
+    """A file name for the bundle of a run, or of the newest.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    record = gather.find_run(home, run)
+    return f"kimi-bundle-{record.run if record is not None else 'no-run'}-{time.strftime('%m%d%H%M%S')}.zip"
 
 
 def write_bundle(home: Home, run: str | None, path: Path, hosts: Iterable[str] = ()) -> dict[str, Any]:

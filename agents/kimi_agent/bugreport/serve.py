@@ -39,7 +39,7 @@ class Bundles:
             KimiError: it could not be written.
         """
         private_dir(self._directory)
-        name = default_name(run)
+        name = default_name(self._home, run)
         command = ["bundle", "--home", str(self._home.root), "-o", str(self._directory / name), "--json"]
         command += ["--run", run] if run is not None else []
         command += [word for host in hosts for word in ("--host", str(host))]
