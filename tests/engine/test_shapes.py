@@ -264,3 +264,28 @@ def test_what_is_skipped_as_bytes_would_have_changed_nothing(lines: list[bytes])
 def test_wrapped_lines_mean_the_same_in_any_order(lines: list[bytes], wrapper: str) -> None:
     plain = split_lines(b"\n".join(lines) + b"\n", b"")[0]
     assert outcome(scan(text([WRAPPERS[wrapper](line) for line in plain]))) == outcome(scan(text(plain)))
+
+
+def test_a_librarys_header_without_a_year_does_not_move_the_clock() -> None:
+    lines = start("0.5.23")
+    other = "INFO 11-29 16:19:26 __init__.py:190] Automatically detected platform cuda."
+    plain, mixed = scan(text(lines)), scan(text([other, *lines[:4], other, *lines[4:]]))
+    assert (mixed.first_time, mixed.last_time, mixed.progress_time) == (
+        plain.first_time, plain.last_time, plain.progress_time,
+    )  # fmt: skip
+    assert mixed.phases == plain.phases
+
+
+def test_vllms_engine_core_is_no_rank() -> None:
+    core = "(EngineCore_DP0 pid=9) INFO 09-21 12:30:{:02d} [x.py:1] {}"
+    words = ["rank 0 in world size 1 is assigned as DP rank 0, PP rank 0, TP rank 0, EP rank 0",
+             "Loading model from scratch...", "Model loading took 2.2845 GiB and 74.270197 seconds",
+             "GPU KV cache size: 855,790 tokens"]  # fmt: skip
+    assert scan(text([core.format(n, word) for n, word in enumerate(words)])).phases == {"TP0": "KV cache"}
+    both = [line.replace("(EngineCore pid", "(EngineCore_DP0 pid") for line in VLLM]
+    assert scan(text(both)).phases == {"TP0": "ready", "TP1": "ready"}
+
+
+def test_a_tag_alone_is_a_header_too() -> None:
+    tracker = scan(b"[TP0] Load weight begin. avail mem=60.87 GB\n[TP1] Load weight begin. avail mem=61.11 GB\n")
+    assert tracker.phases == {"TP0": "load weights", "TP1": "load weights"}

@@ -48,6 +48,7 @@ _STRUCTURED = re.compile(
     rf"(?:\[?{_LEVEL}\]?:? +)?[\[(]?(?P<time>{_STAMP})[\])]?{_TOKENS}(?:\]? *[-|:]+ |\] | )(?P<message>.*)$"
 )
 _LEVELLED = re.compile(rf"{_LEVEL}:{_PLACE}:(?P<message>.*)$")
+_TAG_ALONE = re.compile(r"\[(?P<tag>(?:(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{1,5} ?)+)\] (?P<message>.*)$")
 _STAMPED_BEFORE = re.compile(rf"\[?{_LEVEL}\]?(?!:  ){_TOKENS}(?:\]? *[-|:]+ |\] | )(?P<message>.*)$")
 """A level and what follows it, where the time stood in a container's prefix or in SGLang's header."""
 _DIMENSIONS = re.compile(r"\b(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{1,5}\b")
@@ -121,7 +122,10 @@ def _unwrap(line: str) -> tuple[int, float | None, str | None]:
         start, found = match.end(), match.groupdict()
         when = seconds(found.get("time") or "") or when
         number = found.get("index") or found.get("rank")
-        rank = (f"TP{int(number)}" if number else None) or canonical(found.get("process") or "") or rank
+        process = found.get("process") or ""
+        # vLLM's workers are the ranks; its engine core carries a replica's number and speaks for all of them.
+        tag = canonical(process) if "Worker" in process else None
+        rank = (f"TP{int(number)}" if number else None) or tag or rank
     return start, when, rank
 
 
@@ -131,6 +135,8 @@ def _without_header(text: str, when: float | None, rank: str | None) -> Parts:
         return Parts(seconds(match["time"]) or when, _tags(match["tokens"]) or rank, match["message"], True)
     if (levelled := _LEVELLED.match(text)) is not None:
         return Parts(when, rank, levelled["message"], True)
+    if text.startswith("[") and (match := _TAG_ALONE.match(text)) is not None:
+        return Parts(when, canonical(match["tag"]) or rank, match["message"], True)
     if when is not None and (match := _STAMPED_BEFORE.match(text)) is not None:
         return Parts(when, _tags(match["tokens"]) or rank, match["message"], True)
     return Parts(when, rank, text, _UVICORN.match(text) is not None)

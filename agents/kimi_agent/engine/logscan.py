@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from kimi_agent.engine.dialects import canonical
 from kimi_agent.engine.loglines import parse, split_long, to_text, whole_lines
 from kimi_agent.engine.phases import Change, PhaseTracker
 
@@ -21,7 +22,7 @@ _KEYWORDS: Final = {
 _ACCESS: Final = rb"[\d\[]\S*:\d+ - \\?\""
 _TAG: Final = re.compile(rb"(?:(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d{1,5} ?)+")
 _DIGIT: Final = re.compile(rb"\d")
-_PLAIN: Final = re.compile(rb"[A-Za-z /\-.*#=+|<>~^_]|\[[A-Za-z]")
+_PLAIN: Final = re.compile(rb"[A-Za-z /\-.*#=+|<>~^_]|\[(?!(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d)[A-Za-z]")
 """How a line without a header begins."""
 _CLUES: Final = (
     "%", "rror", "xcept", "aceback", "Fatal", "terminate", "what()", "rrno", "mory", "atchdog", "illed", "ied", "dead",
@@ -30,7 +31,7 @@ _CLUES: Final = (
     "\x1b", "[2", "[1", "[0", "sglang", "SGLang", "vllm", "vLLM",
 )  # fmt: skip
 """A line without a header and without one of these is about nothing that is looked for."""
-_HEADED: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_HEADED: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,\d]{0,4}(?P<tag>[ A-Z_\d]{0,60})\] ")
 _SERVING_CLUES: Final = (
     *(clue for clue in _CLUES if clue not in ("[2", "[1", "[0", "INFO", "sglang", "SGLang", "vllm", "vLLM")),
     "batch", "HTTP/", "SIG", "sigquit", "raceful", "hutting", "ailed", "atchdog", "ngineCore",
@@ -50,6 +51,8 @@ class LogScanner:
         self._carry = b""
         self._shapes: dict[bytes, None] = {}
         self._run: re.Pattern[bytes] | None = None
+        self._tags: set[bytes] = set()
+        """Tags, as they are written, of ranks that are known."""
         self._skipped: bytes | None = None
         """The last line that was skipped: its time is read when it is needed."""
 
@@ -86,7 +89,7 @@ class LogScanner:
     def _says_nothing(self, line: bytes) -> bool:
         """Whether a line has no clue in it: without a header, or with one once the server is ready."""
         plain = _PLAIN.match(line) is not None
-        if not plain and not (self.tracker.ready and _HEADED.match(line)):
+        if not plain and not (self.tracker.ready and self._of_known_rank(line)):
             return False
         if self.tracker.failures.reading or len(line) >= _LONGEST:
             return False
@@ -96,6 +99,16 @@ class LogScanner:
             return False
         self._skipped = self._skipped if plain else line
         return True
+
+    def _of_known_rank(self, line: bytes) -> bool:
+        """Whether a line has SGLang's header, with the tag of a rank that is known or with none."""
+        header = _HEADED.match(line)
+        if header is None:
+            return False
+        tag = header["tag"]
+        if tag not in self._tags and (not tag or canonical(tag.decode("ascii")) in self.tracker.phases):
+            self._tags.add(tag)
+        return tag in self._tags
 
     def _line(self, line: bytes) -> list[Change]:
         if self._says_nothing(line):

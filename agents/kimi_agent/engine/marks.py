@@ -8,7 +8,7 @@ from kimi_agent.model.phases import AFTER_LOAD, GRAPHS, JOIN, KV_CACHE, LOAD, PO
 RANK_MARKS: Final = (
     (JOIN, re.compile(
         r"(?P<line>Init (?:parallel|torch distributed|nccl) begin|(?:sglang|vLLM) is using nccl=="
-        r"|world_size=\d+ rank=\d+)"
+        r"|world_size=\d+ rank=\d+|rank \d+ in world size \d+ is assigned)"
     )),
     (LOAD, re.compile(
         r"(?P<line>Init (?:parallel|torch distributed|nccl) (?:ends?|done)\b|Memory baseline taken|Load weight begin"
@@ -50,7 +50,7 @@ VLLM: Final = re.compile(
 )
 VLLM_READY: Final = re.compile(r"(?:INFO: +)?Application startup complete\.")
 """What vLLM says last; from SGLang it comes before the warm-up."""
-WORLD: Final = re.compile(r"world_size=(\d{1,4}) rank=\d")
+WORLD: Final = re.compile(r"(?:rank \d+ in )?world[_ ]size[= ](\d{1,4}) (?:rank=\d|is assigned)")
 STOPPING: Final = re.compile(r"SIGTERM received|Gracefully exiting|(?:INFO: +)?Shutting down")
 
 _SUBJECT = (

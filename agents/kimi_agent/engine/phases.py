@@ -148,11 +148,17 @@ class PhaseTracker:
         """The log has come to this time, as its headers tell it."""
         if time is None:
             return
-        if time < UNDATED and self.last_time is not None and self.last_time < UNDATED:
+        last = self.last_time
+        if last is not None and (time < UNDATED) != (last < UNDATED):
+            # A library's own header beside SGLang's: only the one with a year is a clock.
+            if time < UNDATED:
+                return
+            self.first_time = last = None
+        if time < UNDATED and last is not None:
             # A clock without a date starts over at midnight.
-            time += _DAY * max(0, round((self.last_time - time) / _DAY))
+            time += _DAY * max(0, round((last - time) / _DAY))
         if self.first_time is None:
-            self.first_time = self.progress_time = time
+            self.first_time = self.progress_time = self.last_time = time
         # Processes write side by side: a line may be a little older than the one before.
         self.last_time = time if self.last_time is None else max(self.last_time, time)
 
