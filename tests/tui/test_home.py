@@ -10,6 +10,7 @@ from textual.app import App
 
 from kimi_agent.errors import UnavailableError
 from kimi_agent.model.reduce import fold
+from kimi_agent.model.state import State
 from kimi_console.hosts import last_seen, remember
 from kimi_console.places import HOST_KEYS, places, remember_recording
 from kimi_console.source.base import Link
@@ -17,6 +18,8 @@ from kimi_console.source.client import Dial, Transport
 from kimi_console.source.watching import Watching
 from kimi_console.tui.board import Board
 from kimi_console.tui.hosts_app import HostsApp
+from kimi_console.tui.panes.launch import LAUNCH
+from kimi_console.tui.panes.why import WHY
 from kimi_console.tui.screens.home import NO_HOSTS, host_line
 from kimi_console.tui.view import View
 
@@ -145,3 +148,11 @@ async def test_how_a_host_is_gets_remembered_for_the_next_time() -> None:
     await asyncio.sleep(0)
     await watching.close()
     assert (last_seen()["gpu-07"].status, last_seen()["gpu-07"].model) == ("READY", "/models/Kimi-K2.5")
+
+
+def test_nothing_is_said_of_a_host_that_has_not_been_heard_yet() -> None:
+    view = View("gpu-07", State(), Link("connecting"), 0.0)
+    assert view.status == ("–", None)
+    drawn = [LAUNCH.draw(view, 60, 11), WHY.draw(view, 60, 11)]
+    assert all("nothing is known of this host yet" in "".join(text for text, _ in one.lines[0]) for one in drawn)
+    assert View("gpu-07", State(), Link("live"), 0.0).status == ("IDLE", None)

@@ -19,6 +19,7 @@ GLYPHS: Final[dict[str, tuple[str, Role]]] = {
     "STOPPING": ("◐", "move"),
     "LOST": ("◌", "warn"),
 }
+UNHEARD: Final = " nothing is known of this host yet"
 STALE_AFTER: Final = 10.0
 """Seconds without a sample after which a value is shown grey with its age."""
 
@@ -44,6 +45,11 @@ class View:
         return self.link.state in ("lost", "connecting") and self.state.time is not None
 
     @property
+    def unheard(self) -> bool:
+        """Whether nothing is known of the host yet: then nothing may be said of it either."""
+        return self.link.state == "connecting" and self.state.time is None
+
+    @property
     def link_trouble(self) -> str:
         """What stands between the console and the host, in words; empty when nothing does."""
         link = self.link
@@ -64,6 +70,8 @@ class View:
         """The one status word, and since when it holds."""
         if self.link.state == "lost":
             return "LOST", self.link.since or None
+        if self.unheard:
+            return fmt.DASH, None
         if self.run is None:
             return "IDLE", None
         return self.run.status, self.run.status_since

@@ -6,7 +6,7 @@ from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, Span, fit, paragraphs
 from kimi_console.tui.panes.base import Drawing, PaneSpec
-from kimi_console.tui.view import View, front, run_end
+from kimi_console.tui.view import UNHEARD, View, front, run_end
 
 BAR = 8
 
@@ -14,7 +14,7 @@ BAR = 8
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
-        return (view.read_only, view.replay, view.link_trouble)
+        return (view.read_only, view.replay, view.link_trouble, view.unheard)
     moving = run.alive and run.ready_time is None
     clock = int(view.now) if moving else 0
     return (run.ranks, run.progress, run.status, run.exited, run.baseline, run.unmatched, clock, view.lost)
@@ -26,7 +26,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     if run is None:
         if view.link_trouble:
             return Drawing([], paragraphs(view.link_trouble, "warn", width))
-        return Drawing([("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
+        return Drawing([] if view.unheard else [("nothing launched", "dim")], [[(_how_to_launch(view), "dim")]])
     spans, good = phase_spans(run), run.baseline
     starts = good.starts if good is not None else 1
     reference = "good" if width < 56 else "last good" if starts == 1 else f"of {starts} good"
@@ -45,6 +45,8 @@ def draw(view: View, width: int, height: int) -> Drawing:
 
 
 def _how_to_launch(view: View) -> str:
+    if view.unheard:
+        return UNHEARD
     if view.replay:
         return " no launch in this recording so far"
     return " nothing runs: this connection is read-only" if view.read_only else " press l to launch a profile"

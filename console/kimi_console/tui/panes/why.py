@@ -8,7 +8,7 @@ from kimi_agent.model.state import RingEntry
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, crop, fit, hanging, paragraphs, spread, wrap
 from kimi_console.tui.panes.base import Drawing, PaneSpec
-from kimi_console.tui.view import GLYPHS, View
+from kimi_console.tui.view import GLYPHS, UNHEARD, View
 
 _TROUBLE: Final = re.compile(r"^(?:\w+ → (?:HUNG|SLOW|FAILED)|(?:HUNG|SLOW) → |verdict |cleared)")
 EVIDENCE_SHOWN = 5
@@ -18,7 +18,7 @@ LATCHED_SHOWN = 4
 def _depends(view: View) -> tuple[object, ...]:
     run = view.run
     if run is None:
-        return (view.lost, view.link_trouble)
+        return (view.lost, view.link_trouble, view.unheard)
     latched = latched_entries(view)
     return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link_trouble, latched)
 
@@ -46,7 +46,7 @@ def one_line(view: View, cells: int) -> Line:
     if view.link_trouble:
         return crop([(f" {view.link_trouble}", "warn")], cells)
     if run is None:
-        return [(" nothing runs", "dim")]
+        return [(UNHEARD if view.unheard else " nothing runs", "dim")]
     if run.verdict is None or run.verdict.kind == "none":
         return crop([(f" {run.status_reason or 'no problem seen'}", "dim")], cells)
     first, rest = sentences(run.verdict)
@@ -65,7 +65,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
 def _verdict(view: View, width: int, height: int) -> list[Line]:
     run = view.run
     if run is None:
-        return [[(" nothing runs", "dim")]]
+        return [[(UNHEARD if view.unheard else " nothing runs", "dim")]]
     verdict = run.verdict
     if verdict is None or verdict.kind == "none":
         return _quiet(view, width)
