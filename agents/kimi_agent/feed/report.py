@@ -2,16 +2,13 @@
 
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import orjson
 
 from kimi_agent.feed.requests import Batch
 from kimi_agent.shards.meter import clock
 from kimi_agent.shards.tables import size
-
-JSON_EVERY: Final = 5
-"""Words of progress of which one becomes a JSON line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,6 @@ class Reporter:
     def __init__(self, *, as_json: bool, terminal: TextIO = sys.stderr) -> None:
         self._json = as_json
         self._terminal = terminal if terminal.isatty() else None
-        self._told = 0
 
     def event(self, value: dict[str, Any]) -> None:
         """One JSON line, if JSON was asked for."""
@@ -63,9 +59,7 @@ class Reporter:
 
     def progress(self, now: Progress) -> None:
         """How far it is, about once a second."""
-        if self._told % JSON_EVERY == 0:
-            self.event({"event": "progress", **asdict(now)})
-        self._told += 1
+        self.event({"event": "progress", **asdict(now)})
         if self._terminal is not None:
             self._terminal.write(f"\r\x1b[K{words(now)}")
             self._terminal.flush()

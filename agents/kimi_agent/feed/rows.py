@@ -59,6 +59,7 @@ def parse_row(value: Any) -> Row:
     """
     if not isinstance(value, Mapping):
         raise RowError("malformed", f"a row is a JSON object, this is {type(value).__name__}")
+    value = {key: held for key, held in value.items() if held is not None}  # a column that others of its table have
     if "input_ids" in value:
         return _tokens(value)
     for key in CONVERSATIONS:

@@ -16,7 +16,7 @@ from kimi_agent.feed.accounts import Accounts, account
 from kimi_agent.feed.drive import Driver, Failure, Server
 from kimi_agent.feed.report import Progress, Reporter
 from kimi_agent.feed.requests import Batch, Request, Wanted, gather
-from kimi_agent.feed.target import Target, begin_dump, committed
+from kimi_agent.feed.target import Target, begin_dump, committed, trouble_of
 from kimi_agent.shards.masks import FEED, mask_line, read_masks
 from kimi_agent.shards.tables import size
 from kimi_agent.wire.client import Client
@@ -103,7 +103,13 @@ class Feed:
     def _fill(self, batch: Batch, todo: list[Request], have: set[str]) -> set[str]:
         """Send in passes; returns the request ids that are committed."""
         for turn in range(PASSES):
-            begin_dump(self.client, self.target)
+            try:
+                begin_dump(self.client, self.target)
+            except KimiError as error:
+                if turn == 0:
+                    raise
+                self.gone = error.message  # what the passes before captured is still to be accounted for
+                break
             have = committed(self.target.directory)
             todo = [request for request in todo if request.rid not in have and not self._final(request)]
             self._write_masks(batch.requests)
@@ -170,6 +176,8 @@ class Feed:
                 turn + 1, ended, len(todo), rate, written, to_come, self.target.room(), left, done.in_flight,
                 done.waiting,
             ))  # fmt: skip
+            if trouble := await asyncio.to_thread(trouble_of, self.client):
+                driver.stop(trouble)
             await asyncio.sleep(REPORT)
 
     def _end_dump(self) -> None:

@@ -115,7 +115,10 @@ def begin_dump(client: Client, target: Target) -> None:
     Raises:
         KimiError: another dump is being written, or the ranks refuse.
     """
-    dump = client.request("status")["run"]["dump"]
+    run = client.request("status")["run"]
+    if run is None or not run["alive"]:
+        raise UnavailableError("the server has ended", "Launch it again; the same feed goes on where it stopped.")
+    dump = run["dump"]
     if dump and dump["state"] in ("writing", "draining", "paused"):
         if Path(dump["directory"]).resolve() != target.directory.resolve():
             raise UsageError(f"the dump {dump['dump']} is being written", "Stop it first.", slug="dump")
@@ -126,6 +129,23 @@ def begin_dump(client: Client, target: Target) -> None:
         read_manifest(target.directory)
     except (OSError, FormatError) as error:
         raise KimiError(f"the dump did not begin: {error}", "See the agent's log.") from error
+
+
+def trouble_of(client: Client) -> str:
+    """Why sending more would be in vain: the server or the dump is not well; empty while both are.
+
+    Raises:
+        KimiError: the agent does not answer.
+    """
+    run = client.request("status")["run"]
+    if run is None or not run["alive"]:
+        return "the server has ended"
+    if run["status"] in ("HUNG", "FAILED"):
+        return f"the server is {run['status']}: {run['reason']}"
+    dump = run["dump"]
+    if dump and dump["state"] in ("paused", "failed"):
+        return f"the dump is {dump['state']}: {dump['reason'] or 'see the agent'}"
+    return ""
 
 
 async def _shape(profile: Profile, argv: tuple[str, ...], sockets: Path) -> tuple[int | None, int]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def wanted(dataset: Path, python: Path | str = sys.executable, tokenizer: str = 
     [
         ({"input_ids": [1, 2], "loss_mask": [0, 1]}, Tokens((1, 2), (0, 1))),
         ({"prompt": "hi", "completion": "yes"}, Prompt("hi", "yes")),
-        ({"text": "hi"}, Prompt("hi", None)),
+        ({"text": "hi", "input_ids": None}, Prompt("hi", None)),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
             Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})),
@@ -172,8 +173,9 @@ def test_the_servers_tokenizer_and_a_template_make_the_mask(engine: Engine, tmp_
     )  # fmt: skip
     template = tmp_path / "t.jinja"
     template.write_text(TEMPLATE)
-    how = {"python": engine.python, "tokenizer": str(engine.models / "tiny-kimi"), "longest": None}
+    how: dict[str, Any] = {"python": engine.python, "tokenizer": str(engine.models / "tiny-kimi"), "longest": None}
     found: dict[str, Batch] = {}
+    more: dict[str, Any]
     for name, more in (("given", {}), ("new", {"regenerate": True}), ("bare", {"template": None})):
         with tempfile.TemporaryFile() as spool:
             found[name] = gather(wanted(dataset, **{"template": template} | how | more), spool)
@@ -229,3 +231,21 @@ def test_every_row_is_accounted_for_once(fates: list[str], unusable: int, twins:
     assert found.duplicates == sum(fates[twin] == "captured" for twin in same)
     assert all(one.why for one in found.missing if one.kind != "empty")
     assert found.kinds.get("refused", 0) == fates.count("refused") + sum(fates[twin] == "refused" for twin in same)
+
+
+@pytest.mark.engine
+def test_parquet_is_read_where_pyarrow_is(
+    engine: Engine, trainers: Path, tmp_path: Path, spool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(trainers))
+    dataset = tmp_path / "d.parquet"
+    write_it = (
+        "import sys, pyarrow as pa, pyarrow.parquet as pq\n"
+        "pq.write_table(pa.table({'input_ids': [[5, 6], [], [7]], 'loss_mask': [[0, 1], [], [1]]}), sys.argv[1])"
+    )
+    subprocess.run([engine.python, "-c", write_it, dataset], check=True, timeout=120)
+    batch = gather(wanted(dataset, engine.python), spool)
+
+    assert [batch.ids(request) for request in batch.requests] == [[5, 6], [7]]
+    assert batch.requests[0].mask == Mask(((1, 2),), output=False)
+    assert [(one.row, one.kind) for one in batch.missing] == [(1, "empty")]
