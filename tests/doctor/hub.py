@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 COMMIT = "a" * 40
-CHUNK = 16_384
+CHUNK = 65_536
 
 
 class _Hub(ThreadingHTTPServer):
@@ -53,13 +53,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.is_file():
             self.send_error(404)
             return
-        data = file.read_bytes()
-        self._head(len(data), {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
-        for start in range(0, len(data), CHUNK) if body else ():
-            with suppress(OSError):
-                self.wfile.write(data[start : start + CHUNK])
-            if file.suffix == ".safetensors":
-                time.sleep(CHUNK / self.server.rate)
+        size = file.stat().st_size
+        name = hashlib.sha256(file.name.encode()).hexdigest()
+        self._head(size, {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
+        slow = file.suffix == ".safetensors"
+        with file.open("rb") as source, suppress(OSError):
+            while body and (data := source.read(CHUNK)):
+                self.wfile.write(data)
+                time.sleep(CHUNK / self.server.rate if slow else 0)
 
     def _head(self, length: int, headers: dict[str, str]) -> None:
         self.send_response(200)

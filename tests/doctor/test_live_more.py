@@ -134,7 +134,11 @@ async def test_weights_on_a_slow_disk(engine: Engine, tmp_path: Path) -> None:
 
 
 async def test_weights_that_are_still_downloaded(engine: Engine, tmp_path: Path) -> None:
-    with hub(engine.models / "tiny-llama", 30_000) as endpoint:
+    # Longer than the pieces of 10 MB in which the hub's client writes.
+    model = copy_of(engine.models / "tiny-llama", tmp_path / "model", without="safetensors")
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(400 << 20)
+    with hub(model, 2_000_000) as endpoint:
         online = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         env = {**online, "HF_HOME": str(tmp_path / "hf")}
         async with watched(engine, tmp_path, Launch("kimi/tiny", tp=1, env=env)) as watch:

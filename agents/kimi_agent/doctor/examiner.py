@@ -115,6 +115,7 @@ class Examiner:
             argv=self._run.argv,
             environment={name: text for name, text in (self._variables or {}).items() if name not in PROXIES},
             sockets=str(self._sockets) if self._sockets is not None else None,
+            partial=self._deep.partial if self._deep is not None else (),
             serving=evidence.ready or evidence.phase == WARM_UP,
         )
         self._looking = asyncio.create_task(self._look(request, evidence.fresh))

@@ -32,6 +32,17 @@ class Lock:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """The size of a partial file at one time; the next look measures against it, since tools write in large pieces."""
+
+    path: str
+    size: int
+    """Bytes."""
+    time: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Growing:
     """A file that is being downloaded: partial, and longer than a moment ago."""
 
@@ -123,6 +134,8 @@ class Deep:
     """The same processes, at least six seconds later; empty until then."""
     locks: tuple[Lock, ...] = ()
     growing: tuple[Growing, ...] = ()
+    partial: tuple[Partial, ...] = ()
+    """All partial files, those that stand still too."""
     ports: tuple[Port, ...] = ()
     disks: tuple[Disk, ...] = ()
     machine: Machine | None = None
@@ -173,5 +186,7 @@ class Request:
     """Of the server's variables, those that say where caches lie."""
     sockets: str | None = None
     """Directory of the plugins' sockets."""
+    partial: tuple[Partial, ...] = ()
+    """Those of the look before."""
     serving: bool = False
     """Whether the port is open, so that HTTP may be asked."""

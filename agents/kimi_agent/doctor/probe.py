@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kimi_agent.doctor.facts import Answer, Deep, Disk, Growing, Lock, Machine, Port, Request, Skipped, Stack
+from kimi_agent.doctor.facts import Answer, Deep, Disk, Growing, Lock, Machine, Partial, Port, Request, Skipped, Stack
 from kimi_agent.engine.options import value
 from kimi_agent.host import downloads, locks, machine, stacks
 from kimi_agent.host.procfs import connections, holder_pid, open_files, process_tree, read_text
@@ -79,12 +79,14 @@ def look(request: Request) -> Deep:
     })  # fmt: skip
     found = probes.found
     first, unseen = found.get("stack", ((), ()))
+    growing, partial = found.get("download", ((), request.partial))
     skipped = [Skipped(what, why) for what, why in probes.skipped.items()]
     return Deep(
         time=began,
         first=first,
         locks=found.get("lock", ()),
-        growing=found.get("download", ()),
+        growing=growing,
+        partial=partial,
         ports=found.get("port", ()),
         disks=found.get("disk", ()),
         machine=found.get("machine"),
@@ -173,19 +175,22 @@ def find_disks(request: Request) -> tuple[Disk, ...]:
     return tuple(found)
 
 
-def find_growing(request: Request, tree: list[int]) -> tuple[Growing, ...]:
-    """Partial files that grew while they were watched."""
+def find_growing(request: Request, tree: list[int]) -> tuple[tuple[Growing, ...], tuple[Partial, ...]]:
+    """The partial files that grew since the last look, or while they were watched; and the sizes of all of them."""
     paths = downloads.partial_files(tree, request.model)
     if not paths:
-        return ()
-    before, began = downloads.sizes(paths), time.monotonic()
+        return (), ()
+    known = {Path(one.path): one for one in request.partial}
+    began = {path: Partial(str(path), size, time.time()) for path, size in downloads.sizes(paths).items()}
     time.sleep(GROWTH)
-    after, seconds = downloads.sizes(paths), time.monotonic() - began
-    return tuple(
-        Growing(str(path), size, (size - before[path]) / seconds, *downloads.progress(path, request.model))
-        for path, size in after.items()
-        if size > before.get(path, size)
-    )
+    growing, partial = [], []
+    for path, size in downloads.sizes(paths).items():
+        now, base = time.time(), known.get(path) or began.get(path)
+        partial.append(Partial(str(path), size, now))
+        if base is not None and size > base.size:
+            rate = (size - base.size) / (now - base.time)
+            growing.append(Growing(str(path), size, rate, *downloads.progress(path, request.model)))
+    return tuple(growing), tuple(partial)
 
 
 def find_ports(request: Request, tree: list[int]) -> tuple[Port, ...]:
