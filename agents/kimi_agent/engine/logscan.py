@@ -10,6 +10,8 @@ from kimi_agent.engine.phases import Change, PhaseTracker
 _LONGEST: Final = 4000
 """Bytes of a line that may be skipped; a longer one is read."""
 _MOST_SHAPES: Final = 32
+_MOST_IDLE: Final = 4096
+_DIGITS: Final = b"0123456789"
 _SERVING: Final = re.compile(
     rb"(?:Decode|Prefill) batch[ .,(]|INFO: +[\d\[]\S* - \\?\"|[\d\[]\S*:\d+ - \\?\"|NCCL (?:INFO|TRACE) "
 )
@@ -51,6 +53,8 @@ class LogScanner:
         self._carry = b""
         self._shapes: dict[bytes, None] = {}
         self._run: re.Pattern[bytes] | None = None
+        self._idle: tuple[set[bytes], set[bytes]] = (set(), set())
+        """Lines without a clue, less their digits: with a header, without one."""
         self._tags: set[bytes] = set()
         """Tags, as they are written, of ranks that are known."""
         self._skipped: bytes | None = None
@@ -93,10 +97,15 @@ class LogScanner:
             return False
         if self.tracker.failures.reading or len(line) >= _LONGEST:
             return False
-        # Byte strings look for each other several times more slowly than strings do.
-        text = line.decode("latin-1")
-        if any(map(text.__contains__, _CLUES if plain else _SERVING_CLUES)):
-            return False
+        # Libraries repeat themselves with other numbers: what said nothing once says nothing again.
+        words = line.translate(None, _DIGITS)
+        if words not in self._idle[plain]:
+            # Byte strings look for each other several times more slowly than strings do.
+            text = line.decode("latin-1")
+            if any(map(text.__contains__, _CLUES if plain else _SERVING_CLUES)):
+                return False
+            if len(self._idle[plain]) < _MOST_IDLE:
+                self._idle[plain].add(words)
         self._skipped = self._skipped if plain else line
         return True
 
