@@ -13,11 +13,18 @@ from pathlib import Path
 
 from kimi_agent import __version__
 from kimi_agent.doctor.logfile import diagnose_tracker
+from kimi_agent.engine.loads import ThroughputMeter
+from kimi_agent.engine.loglines import parse, without_repeats
 from kimi_agent.engine.logscan import LogScanner
 from kimi_agent.engine.phases import PhaseTracker
+from kimi_agent.model.events import Event, LogLines
+from kimi_agent.runs.follow import LogFollower
+from kimi_agent.runs.secrets import Secrets
+from kimi_agent.wire.codec import encode_event
 
 START = Path(__file__).parents[1] / "logs" / "cpu-soft-watchdog.log"
 CHUNK = 1 << 20
+SECONDS = 60
 BATCHES = [
     *(f"[2026-11-29 14:03:01 TP0] Decode batch, #running-req: 48, #token: {120_000 + n}, token usage: 0.39, cuda "
       f"graph: True, gen throughput (token/s): 71.23, #queue-req: 0" for n in range(4)),
@@ -65,6 +72,32 @@ def read(path: Path) -> tuple[float, str]:
     return time.process_time() - began, status
 
 
+def follow(directory: Path, rate: int) -> float:
+    """Percent of a core that a supervisor spends on the log of a ready server that writes `rate` lines a second.
+
+    Ten looks a second: read, split, parse what tells something, encode one event.
+    """
+    path = directory / "growing.log"
+    path.write_bytes(START.read_bytes())
+    log = LogFollower(path, Secrets(()))
+    tracker, meter = PhaseTracker(), ThroughputMeter("r")
+    for line in log.read():
+        tracker.feed(parse(line))
+    lines = (BATCHES * (1 + rate // len(BATCHES)))[:rate]
+    spent = 0.0
+    for look in range(10 * SECONDS):
+        with path.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines[look % 10 :: 10])
+        began = time.process_time()
+        fresh = log.read()
+        encode_event(Event(look + 1, 0.0, LogLines("r", 0, tuple(fresh))))
+        for parsed in map(parse, without_repeats(fresh)):
+            meter.feed(parsed, 0.0)
+            tracker.feed(parsed)
+        spent += time.process_time() - began
+    return 100 * spent / SECONDS
+
+
 def main(megabytes: int) -> None:
     """Print machine, versions, method and the table."""
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
@@ -79,6 +112,10 @@ def main(megabytes: int) -> None:
             size = make(path, lines, megabytes * 1_000_000 // (10 if slow else 1))
             spent, status = min(read(path) for _ in range(3))
             print(f"| {kind} | {size / 1e6:.0f} | {size / spent / 1e6:.0f} | {status} |", flush=True)
+        print(f"\nfollowing a ready server's log live, ten looks a second, {SECONDS} s\n")
+        print("| lines a second | % of a core |\n|---:|---:|")
+        for rate in (0, 10, 100, 1000):
+            print(f"| {rate} | {follow(Path(directory), rate):.2f} |")
 
 
 if __name__ == "__main__":
