@@ -64,6 +64,7 @@ async def test_every_gpu_is_read() -> None:
 
 async def test_a_late_answer_costs_its_deadline_and_no_more() -> None:
     reader = GpuReader(deadline=0.0)
-    assert await reader.sample() == ((), "NVML did not answer in 0 s")
+    late = "NVML did not answer in 0 s" if Path("/dev/nvidiactl").exists() else NO_DRIVER
+    assert await reader.sample() == ((), late)
     await reader.close()
     assert not [child for child in psutil.Process().children() if "kimi_agent.host.gpu" in " ".join(child.cmdline())]

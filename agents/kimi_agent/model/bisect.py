@@ -45,6 +45,8 @@ class BisectChanged:
     """The phase that a start must get past to count as passed; `None` until the reference has shown it."""
     limit: float | None = None
     """Seconds that an attempt gets to pass it."""
+    earlier: bool = False
+    """Whether the reference is a run of before the bisection."""
     first: bool = False
     """Whether it ends at the first factor that passes."""
     culprits: tuple[str, ...] = ()

@@ -129,17 +129,23 @@ def following(table: BisectChanged) -> tuple[BisectChanged, str | None]:
 
 
 def _last(table: BisectChanged, tried: Sequence[Attempt]) -> tuple[BisectChanged, str | None]:
-    """A control for what has passed, or everything at once when nothing has."""
+    """A control where luck may have helped what has passed, or everything at once when nothing has passed."""
     counted = [one for one in tried if one.outcome in ("passed", *BAD)]
     everything = table.attempt(ALL)
-    if any(one.outcome == "passed" for one in counted):
-        if table.attempt(AGAIN) is None:
+    passed = _telling([one.factor for one in counted if one.outcome == "passed"])
+    if passed:
+        if table.attempt(AGAIN) is None and (table.earlier or len(passed) > 1):
             return _added(table, Attempt(AGAIN, "nothing changed, once more"), len(table.attempts)), AGAIN
     elif len(counted) > 1 and (everything is None or everything.outcome in OPEN):
         if everything is not None:
             return table, ALL
         return _added(table, Attempt(ALL, "all of these changes at once"), len(table.attempts)), ALL
     return table, None
+
+
+def _telling(passed: Sequence[str]) -> tuple[str, ...]:
+    """What passes without the plugin passes without all of capture too, which says nothing more."""
+    return tuple(factor for factor in passed if factor != "capture" or "plugin" not in passed)
 
 
 def _added(table: BisectChanged, attempt: Attempt, at: int) -> BisectChanged:
@@ -175,9 +181,7 @@ def recorded(table: BisectChanged, factor: str, shown: Attempt) -> BisectChanged
 
 def concluded(table: BisectChanged) -> BisectChanged:
     """The table at its end: which factors, in one sentence that says no more than was seen."""
-    passed = tuple(one.factor for one in factors_of(table) if one.outcome == "passed")
-    if "plugin" in passed:  # what passes without the plugin passes without all of capture, which says nothing more
-        passed = tuple(factor for factor in passed if factor != "capture")
+    passed = _telling([one.factor for one in factors_of(table) if one.outcome == "passed"])
     bad = reference(table)
     if bad is None and table.attempts[0].outcome == "skipped":
         return replace(table, state="done", conclusion=f"it could not be started: {table.attempts[0].why}")

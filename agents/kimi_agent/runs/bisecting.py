@@ -178,7 +178,8 @@ class Bisector:
         shown = bisect.reference_of(run)
         if shown is None:
             return table
-        return self._aim(bisect.recorded(table, NOTHING, shown), shown, run, chosen)
+        table = replace(bisect.recorded(table, NOTHING, shown), earlier=True)
+        return self._aim(table, shown, run, chosen)
 
     def _aim(
         self, table: BisectChanged, shown: Attempt, run: RunState, chosen: Sequence[factors.Factor]
