@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kimi_agent.errors import UsageError
+from kimi_agent.model.reduce import resume
+from kimi_agent.model.state import State
 from kimi_agent.record.reader import Recording
 from kimi_console.demo.replay import FIRST, bundled, replay_demo
 
@@ -28,6 +30,17 @@ def test_each_recording_shows_a_hang_and_what_became_of_it(name: str) -> None:
     for private in (socket.gethostname(), str(Path.home()), str(Path.cwd()), getpass.getuser()):
         assert f'"{private}"'.encode() not in everything
         assert f"{private}/".encode() not in everything
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_a_real_run_has_the_same_state_wherever_it_is_entered(name: str) -> None:
+    with closing(Recording(bundled()[name])) as recording:
+        events = [event for batch in recording.batches() for event in batch]
+        states = [State()]
+        for event in events:
+            states.append(resume(states[-1], event))
+        for place in [*range(len(events) + 1), *range(len(events), -1, -5)]:
+            assert recording.state(place) == states[place]
 
 
 def test_it_plays_without_an_engine(tmp_path: Path) -> None:
