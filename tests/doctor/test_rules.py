@@ -126,7 +126,7 @@ def test_an_import_that_computes_is_given_time_and_one_that_does_not_is_hung() -
     assert judged(starting("import", "import", silent=301, samples=(main,))) == ("HUNG", "unknown", None)
     resting = starting("import", "import", silent=100, samples=(replace(main, cpu=0.0),))
     assert judged(resting)[0] == "HUNG"
-    assert judged(replace(resting, quiet_since=NOW - 5))[0] == "STARTING"
+    assert judged(replace(resting, quiet_since=NOW - 25))[0] == "STARTING"
     assert judged(replace(resting, quiet_since=NOW - 50))[0] == "HUNG"
 
 

@@ -11,7 +11,7 @@ from kimi_agent.model.phases import AFTER_LOAD, IMPORT, LOAD
 
 Rule = Callable[[Evidence], Verdict | None]
 
-PAUSE: Final = 10.0
+PAUSE: Final = 30.0
 """Seconds for which a process that works may rest."""
 BUSY: Final = 50.0
 """Percent of a core above which a process computes, or spins."""
