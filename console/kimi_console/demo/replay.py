@@ -37,7 +37,7 @@ def replay_demo(name: str, *, headless: bool, as_json: bool) -> int:
 
 
 def _just_before(path: Path) -> str:
-    """Where to begin, for `--at`: a moment before the first verdict."""
+    """Where to begin, for `--at`: a moment before the server is found to hang, the last time that it is."""
     with closing(Recording(path)) as recording:
-        verdicts = [mark.time for mark in recording.marks() if mark.kind == "verdict"]
-        return f"+{max(0.0, min(verdicts, default=recording.begin) - recording.begin - BEFORE):.1f}"
+        hangs = [mark.time for mark in recording.marks() if mark.text.startswith("HUNG")]
+        return f"+{max(0.0, max(hangs, default=recording.begin) - recording.begin - BEFORE):.1f}"
