@@ -22,6 +22,9 @@ from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 
 WORDS = {"SLOW": Exit.SLOW, "HUNG": Exit.HUNG, "FAILED": Exit.FAILED}
+LAST_WORDS = ("FAILED", "IDLE")
+LAST_WORD_WITHIN = 5.0
+"""Seconds after a run's end by the events' own clock."""
 REASONS = {"lifetime": "its lifetime is over", "idle": "it had no requests", "hung": "it hung"}
 
 
@@ -128,7 +131,8 @@ class _Headless:
                 continue
             if isinstance(event.body, RunExited):
                 self._hung = due == "hung"
-                return _left(state) if event.body.asked and not self._hung else None
+                self._to_the_last_word(event.time)
+                return _left(self._run_state) if event.body.asked and not self._hung else None
             if due is None and (due := self._keeper.take(event, state)) is not None:
                 _talk(f"stopping the server: {REASONS[due]}")
                 self._client.request("stop")
@@ -138,12 +142,23 @@ class _Headless:
             if self._options.until == "ready" and state.status == "READY":
                 return int(Exit.OK)
 
+    def _to_the_last_word(self, ended: float) -> None:
+        """Read what the agent makes of a run's end, which follows it at once."""
+        while (run := self._run_state) is not None and run.status not in LAST_WORDS:
+            if self._next().time > ended + LAST_WORD_WITHIN:
+                return
+
     @property
     def _run_state(self) -> RunState | None:
         return self._state.run
 
     def _next(self) -> Event:
-        line = next(self._lines)
+        try:
+            line = next(self._lines)
+        except StopIteration:
+            # A signal that came while it waited has ended the generator, not the stream.
+            self._lines = self._client.events()
+            line = next(self._lines)
         event = decode_event(line)
         before, self._state = self._state, reduce(self._state, event)
         self._record(event, line, before)
@@ -186,6 +201,7 @@ class _Headless:
             while True:
                 body = self._next().body
                 if isinstance(body, RunExited) and body.run == run:
+                    self._to_the_last_word(self._state.time or 0.0)
                     return
 
     def close(self) -> None:
