@@ -16,6 +16,7 @@ from kimi_agent.model.phases import ORDER
 from .starts import VERSIONS, VLLM, start
 
 LOGS = Path(__file__).parents[1] / "logs"
+FRAME = '  File "a.py", line 1, in f'
 REAL = {path.stem: path.read_bytes() for path in sorted(LOGS.glob("*.log"))}
 
 
@@ -289,3 +290,17 @@ def test_vllms_engine_core_is_no_rank() -> None:
 def test_a_tag_alone_is_a_header_too() -> None:
     tracker = scan(b"[TP0] Load weight begin. avail mem=60.87 GB\n[TP1] Load weight begin. avail mem=61.11 GB\n")
     assert tracker.phases == {"TP0": "load weights", "TP1": "load weights"}
+
+
+def test_of_a_log_with_several_starts_the_last_one_counts() -> None:
+    crash = ["[2026-11-29 12:00:01 TP0] Scheduler hit an exception: Traceback (most recent call last):", FRAME,
+             "ValueError: of the first start"]  # fmt: skip
+    first, second = start("0.5.23"), start("0.5.23")
+    again = scan(text([*first[:6], *crash, *second]))
+    assert (again.ready, again.first_exception, again.starts) == (True, None, 2)
+    half = scan(text([*first, *second[:12]]))
+    assert not half.ready
+    assert set(half.phases) == {"TP0", "TP1"}
+    assert (half.progress_time or 0.0) >= (half.first_time or 0.0)
+    known = scan(text([*first, *second[:12]]), ranks=("TP0", "TP1"))
+    assert known.ready, "of a run under watch the log is one start's"

@@ -36,7 +36,7 @@ _CLUES: Final = (
 _HEADED: Final = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,\d]{0,4}(?P<tag>[ A-Z_\d]{0,60})\] ")
 _SERVING_CLUES: Final = (
     *(clue for clue in _CLUES if clue not in ("[2", "[1", "[0", "INFO", "sglang", "SGLang", "vllm", "vLLM")),
-    "batch", "HTTP/", "SIG", "sigquit", "raceful", "hutting", "ailed", "atchdog", "ngineCore",
+    "server_args=", "batch", "HTTP/", "SIG", "sigquit", "raceful", "hutting", "ailed", "atchdog", "ngineCore",
 )  # fmt: skip
 """The same for a line with a header once the server is ready."""
 

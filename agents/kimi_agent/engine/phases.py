@@ -45,23 +45,30 @@ class PhaseTracker:
     """Follows one server's log.
 
     `ranks` are the expected tags. Where none are given, as for a plain log, they are learned from the log's
-    `server_args=` line and from the tags themselves. A rank never goes back.
+    `server_args=` line and from the tags themselves; where such a log holds several starts, as a container's does that
+    was restarted, what is told is of the last. Within one start a rank never goes back.
     """
 
     def __init__(self, ranks: Sequence[str] = ()) -> None:
+        self.lines = 0
+        self.starts = 0
+        """How many starts the log holds, as far as their arguments were logged."""
+        self.last_time: float | None = None
+        self._guessed = not ranks
+        self._begin(ranks)
+
+    def _begin(self, ranks: Sequence[str]) -> None:
         self.phases: dict[str, str] = dict.fromkeys(ranks, IMPORT)
         self.since: dict[str, float] = {}
         """Log time at which a rank entered its phase, where the log has times."""
         self.failures = FailureReader()
         self.hints = Hints()
-        self.lines = 0
         self.unmatched = 0
         """Lines before ready that read like the opening of a phase and that no mark knows."""
         self.unmatched_last = ""
         """The last of them."""
-        self.first_time: float | None = None
-        self.last_time: float | None = None
-        self.progress_time: float | None = None
+        self.first_time: float | None = self.last_time
+        self.progress_time: float | None = self.last_time
         """Log time of the last phase entered or bar moved."""
         self.named = False
         """Whether a line names SGLang or vLLM, or gives a server's arguments."""
@@ -74,7 +81,6 @@ class PhaseTracker:
         """Whether this is the log of a node that serves no HTTP: it never says ready."""
         self.untagged = False
         """Whether several ranks wrote without their tags: how many are past a phase is known, which is not."""
-        self._guessed = not ranks
         self._tagged: set[str] = set()
         self._counted: Counter[str] = Counter()
         self._bar: Progress | None = None
@@ -163,6 +169,10 @@ class PhaseTracker:
         self.last_time = time if self.last_time is None else max(self.last_time, time)
 
     def _message(self, line: LogLine) -> list[Change]:
+        if line.message.startswith("server_args="):
+            self.starts += 1
+            if self._guessed and self.starts > 1:
+                self._begin(())
         self.last_message = line.message
         if self._guessed:
             self._announced(line)
