@@ -9,6 +9,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
+# What needs the engine waits for it most of the time: the rest of the tests runs meanwhile, and its own report follows.
+define pytest
+	@report=$$(mktemp); trap 'rm -f $$report' EXIT; \
+	$(BIN)/pytest -m "engine and $(1)" > $$report 2>&1 & engine=$$!; \
+	trap 'kill -INT $$engine' INT TERM; \
+	status=0; $(BIN)/pytest -m "not engine and $(1)" || status=$$?; \
+	wait $$engine || status=$$?; cat $$report; exit $$status
+endef
+
 .PHONY: help setup engine demo test soak lint types format bench clean system
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -30,11 +39,11 @@ system:
 demo: setup ## the whole job on this machine: no GPU, no SSH, no download of weights
 	@$(BIN)/kimi-console demo
 
-test: setup lint types ## everything but the hundreds of crashes of `make soak`
-	@$(BIN)/pytest -m "not soak"
+test: setup lint types ## everything but the long tests of `make soak`
+	$(call pytest,not soak)
 
-soak: setup ## crash writers and servers hundreds of times while they dump; CI runs it after `make test`
-	@$(BIN)/pytest -m soak
+soak: setup ## hundreds of crashes, many more faults of real servers; CI runs it after `make test`
+	$(call pytest,soak)
 
 lint: $(STAMP) ## style, and which layer may import which
 	@$(BIN)/ruff check
