@@ -77,7 +77,12 @@ def start(name: str) -> list[str]:
         clock = f"13:{len(lines) // 60:02d}:{len(lines) % 60:02d}"
         lines.append(f"[{'2026-11-29 ' if dated else ''}{clock}{f' {tag}' if tag else ''}] {message}")
 
-    say("", "server_args=ServerArgs(model_path='/models/k')" if version < (0, 5, 10) else "server_args={'tp_size': 2}")
+    say(
+        "",
+        "server_args=ServerArgs(model_path='/models/k', tp_size=2, dp_size=1)"
+        if version < (0, 5, 10)
+        else "server_args={'tp_size': 2}",
+    )
     for message in _rank_lines(version):
         for tag in tags:
             say(tag, message)

@@ -304,3 +304,11 @@ def test_of_a_log_with_several_starts_the_last_one_counts() -> None:
     assert (half.progress_time or 0.0) >= (half.first_time or 0.0)
     known = scan(text([*first, *second[:12]]), ranks=("TP0", "TP1"))
     assert known.ready, "of a run under watch the log is one start's"
+
+
+@pytest.mark.parametrize("version", ["0.4.9", "0.5.9", "0.5.23"])
+def test_a_rank_that_never_wrote_a_line_is_known_from_the_servers_arguments(version: str) -> None:
+    lines = [line for line in start(version) if " TP1]" not in line]
+    tracker = scan(text(lines[:6]))
+    assert tracker.phases["TP1"] == "import"
+    assert tracker.phases["TP0"] != "import"

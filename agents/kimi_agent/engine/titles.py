@@ -13,7 +13,8 @@ CONTROLLER: Final = "data_parallel_controller"
 TOKENIZER: Final = "tokenizer_worker"
 
 _TITLE = re.compile(r"sglang::(?P<role>[a-z_]+?)(?:_(?P<tag>(?:(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+_?)+))?(?::\d+)?$")
-_FIELD = re.compile(r"'(\w+)': (\d+|True|False)\b")
+_FIELD = re.compile(r"(?:'(\w+)': |\b(\w+)=)(\d+|True|False)\b")
+"""As a dictionary, or as the call that versions up to 0.5.9 logged."""
 
 
 def name_of_title(title: str) -> str | None:
@@ -108,8 +109,8 @@ def absent_ranks(tp: int, argv: Sequence[str], local: Sequence[str]) -> tuple[st
 def ranks_of_server_args(message: str) -> tuple[str, ...]:
     """The ranks that a log's own `server_args=` line announces; empty when it gives no sizes that make sense."""
     found: dict[str, str] = {}
-    for key, value in _FIELD.findall(message):
-        found.setdefault(key, value)
+    for key, called, value in _FIELD.findall(message):
+        found.setdefault(key or called, value)
     if "tp_size" not in found:
         return ()
 
