@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from kimi_agent.daemon import connect
 from kimi_agent.wire.client import Client
 from remote.conftest import Sshd, running_sshd
-from remote.storm import FAR, FarNetwork, Storm, far_network, storm, talk, whole_lines
+from remote.storm import FarNetwork, Storm, far_network, storm, talk, whole_lines
 
 RATE = 5000
 SHARES = (("killed", 0.55), ("dropped", 0.25), ("restarted", 0.2))
@@ -40,7 +40,7 @@ def far_host(directory: Path) -> Iterator[tuple[Sshd, FarNetwork]]:
     for name in ("SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "KIMI_AGENT_HOME"):
         os.environ.pop(name, None)
     with far_network() as network, running_sshd(directory) as sshd:
-        sshd.move(network.name, FAR)
+        sshd.move(network.name, network.address)
         yield sshd, network
 
 
@@ -49,8 +49,10 @@ def told(weather: Storm) -> dict[str, object]:
         kind: {"cuts": len(found), "median_s": round(statistics.median(found), 2), "max_s": round(max(found), 2)}
         for kind, found in weather.back_after.items()
     }
-    written = whole_lines(weather.home)
-    return {**asdict(weather.ledger), "written": written, "missing": written - weather.ledger.lines, "back": times}
+    written, memory = whole_lines(weather.home), weather.memory or [0.0]
+    kept = {"agent_mib_first": round(memory[0], 1), "agent_mib_last": round(memory[-1], 1)}
+    lines = {"written": written, "missing": written - weather.ledger.lines}
+    return {**asdict(weather.ledger), **lines, **kept, "back": times}
 
 
 def cuts(count: int) -> list[str]:

@@ -166,6 +166,21 @@ async def test_silence_ends_a_link_and_the_next_one_goes_on(make_peer: MakePeer)
         assert texts(await collecting) == ["here"]
 
 
+async def test_after_a_sleep_the_link_is_tried_at_once(make_peer: MakePeer) -> None:
+    peer = make_peer(silent=True)
+    peer.note("here")
+    times = iter([0.0, 3600.0])
+    patience = Patience(
+        first_delay=0.01, last_delay=0.01, ping_interval=0.05, missed_pings=10**6, wall=lambda: next(times, 3600.0)
+    )
+    source = LiveSource("peer", peer.dial, patience=patience)
+    async with peer.serving():
+        collecting = asyncio.create_task(collect(source, 1))
+        assert "no sign of life" in (await becomes(source, "lost")).detail
+        peer.silent = False
+        assert texts(await collecting) == ["here"]
+
+
 async def test_a_command_over_a_broken_link_is_sent_again_under_the_same_id(make_peer: MakePeer) -> None:
     peer = make_peer(answer=lambda method: {"run": "r1"})
     peer.note("x")

@@ -179,6 +179,8 @@ def _start(
         if process.poll() is not None:
             break
         time.sleep(0.02)
+    process.kill()
+    process.wait()
     pytest.fail(f"sshd did not start: {log.read_text()}", pytrace=False)
 
 

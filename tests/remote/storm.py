@@ -40,7 +40,6 @@ TALK = (
     "    sys.stdout.write(''.join(f'{n} the quick brown fox jumps over the lazy dog\\n' for n in range(said, due)))\n"
     "    sys.stdout.flush(); said = max(said, due); time.sleep(0.02)\n"
 )
-FAR, NEAR = "10.222.7.2", "10.222.7.1"
 NOBODY = "02:00:00:00:00:99"
 QUICK = Patience(first_delay=0.05, last_delay=0.5, ping_interval=0.5)
 """Everything as the console does it, at a tenth of its times."""
@@ -51,10 +50,12 @@ class FarNetwork:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        place = f"10.{200 + os.getpid() // 200 % 50}.{os.getpid() % 200}"
+        self.address, self._here = f"{place}.2", f"{place}.1"
         self._near, self._far = f"kn{name}"[:15], f"kf{name}"[:15]
         self._ip("netns", "add", name)
         self._ip("link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", name)
-        for inside, device, address in ((False, self._near, NEAR), (True, self._far, FAR)):
+        for inside, device, address in ((False, self._near, self._here), (True, self._far, self.address)):
             self._ip("addr", "add", f"{address}/30", "dev", device, inside=inside)
             self._ip("link", "set", device, "up", inside=inside)
         self._ip("link", "set", "lo", "up", inside=True)
@@ -65,12 +66,12 @@ class FarNetwork:
 
     def drop(self) -> None:
         """Send every packet of both sides to nobody: nothing is refused, nothing answers."""
-        for inside, device, peer in ((False, self._near, FAR), (True, self._far, NEAR)):
+        for inside, device, peer in ((False, self._near, self.address), (True, self._far, self._here)):
             self._ip("neigh", "replace", peer, "lladdr", NOBODY, "dev", device, "nud", "permanent", inside=inside)
 
     def heal(self) -> None:
         """Let the sides find each other again."""
-        for inside, device, peer in ((False, self._near, FAR), (True, self._far, NEAR)):
+        for inside, device, peer in ((False, self._near, self.address), (True, self._far, self._here)):
             self._ip("neigh", "del", peer, "dev", device, inside=inside)
 
     def close(self) -> None:
@@ -150,6 +151,8 @@ class Storm:
         self.home = Home(sshd.home / ".local" / "state" / "kimi-agent")
         self.ledger = Ledger()
         self.cuts: Counter[str] = Counter()
+        self.memory: list[float] = []
+        """MiB that the agent has resident after each cut."""
         self.back_after: defaultdict[str, list[float]] = defaultdict(list)
         """Seconds from each cut to the first line after it, by kind."""
         self.source = LiveSource("gpu-07", self._dial, patience=QUICK)
@@ -192,6 +195,7 @@ class Storm:
         await self._until(lambda: self._dials > dials and self.source.link.state == "live")
         await self.lines(1)
         self.cuts[kind] += 1
+        self.memory.append(self.agent.memory_info().rss / 2**20)
         self.back_after[kind].append(time.monotonic() - begun)
         await self.lines(self.rng.randrange(1, 3000))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from .conftest import Sshd
-from .storm import FAR, FarNetwork, far_network, storm, whole_lines
+from .storm import FarNetwork, far_network, storm, whole_lines
 
 RATE = 5000
 
@@ -21,7 +21,7 @@ def network() -> Iterator[FarNetwork]:
 
 
 async def test_twenty_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwork) -> None:
-    sshd.move(network.name, FAR)
+    sshd.move(network.name, network.address)
     kinds = (["killed"] * 6 + ["dropped"] * 2 + ["restarted"] * 2) * 2
     weather = await storm(sshd, network, kinds, RATE)
     ledger = weather.ledger
@@ -30,8 +30,19 @@ async def test_twenty_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwo
     assert dict(weather.cuts) == {"killed": 12, "dropped": 4, "restarted": 4}
 
 
+@pytest.mark.soak
+async def test_sixty_cuts_cost_the_agent_no_memory(sshd: Sshd, network: FarNetwork) -> None:
+    sshd.move(network.name, network.address)
+    weather = await storm(sshd, network, (["killed"] * 8 + ["restarted", "dropped"]) * 6, RATE)
+    ledger = weather.ledger
+    assert (ledger.lost, ledger.doubled, ledger.gaps, ledger.wrong) == (0, 0, 0, [])
+    assert ledger.lines == whole_lines(weather.home)
+    settled = weather.memory[len(weather.memory) // 3 :]
+    assert settled[-1] - settled[0] < 8
+
+
 async def test_an_agent_killed_three_times_under_load_goes_on_where_it_was(sshd: Sshd, network: FarNetwork) -> None:
-    sshd.move(network.name, FAR)
+    sshd.move(network.name, network.address)
     weather = await storm(sshd, network, ["agent"] * 3, RATE)
     ledger = weather.ledger
     assert (ledger.lost, ledger.doubled, ledger.gaps, ledger.wrong) == (0, 0, 0, [])

@@ -16,6 +16,9 @@ from kimi_console.source.base import Link
 from kimi_console.source.client import AgentClient, Dial, LinkLost
 from kimi_console.source.questions import LoginCancelled
 
+SLEPT = 10.0
+"""Seconds that the clock must have jumped for this machine to have slept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -27,6 +30,8 @@ class Patience:
     ping_interval: float = 5.0
     missed_pings: int = 3
     """After so many silent ping intervals the link is given up and dialled again."""
+    wall: Callable[[], float] = time.time
+    """The clock that goes on while this machine sleeps."""
     resend_within: float = 60.0
     """A request whose link broke waits this long for the next one, to be sent again under the same command id."""
 
@@ -236,7 +241,11 @@ async def _keep_alive(client: AgentClient, patience: Patience) -> None:
     """Ping, and drop the connection when nothing at all came back for too long."""
     pending: set[asyncio.Task[None]] = set()
     while True:
+        before = patience.wall()
         await asyncio.sleep(patience.ping_interval)
+        if patience.wall() - before > patience.ping_interval + SLEPT and not await _answers(client, patience):
+            await client.close()
+            return
         if client.silent_for > patience.ping_interval * patience.missed_pings:
             await client.close()
             return
@@ -244,6 +253,16 @@ async def _keep_alive(client: AgentClient, patience: Patience) -> None:
             task = asyncio.create_task(_ping(client))
             pending.add(task)
             task.add_done_callback(pending.discard)
+
+
+async def _answers(client: AgentClient, patience: Patience) -> bool:
+    """Whether the agent answers within one ping interval: asked after a sleep, which few links survive."""
+    try:
+        async with asyncio.timeout(patience.ping_interval):
+            await client.request("ping")
+    except (TimeoutError, KimiError):
+        return False
+    return True
 
 
 async def _ping(client: AgentClient) -> None:
