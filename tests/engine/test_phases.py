@@ -94,6 +94,7 @@ def test_the_main_process_speaks_for_all_ranks_once_it_has_waited_for_them() -> 
         ("Capture cuda graph begin. This can take up to several minutes.", "graphs"),
         ("Capture draft extend cuda graph begin (step 1). avail mem=8.40 GB", "graphs"),
         ("Capture piecewise CUDA graph begin. avail mem=8.40 GB", "graphs"),
+        ("Capture npu graph begin. This can take up to several minutes. avail mem=11.1 GB", "graphs"),
         ("Capture target decode CUDA graph begin. backend=full, num_tokens_per_req=1", "graphs"),
         ("max_total_num_tokens=190000, max_prefill_tokens=16384, max_running_requests=2049", "port"),
     ],

@@ -23,7 +23,7 @@ RANK_MARKS: Final = (
         r"|GPU KV cache size|# (?:GPU|CUDA) blocks)"
     )),
     (GRAPHS, re.compile(
-        r"(?P<line>Memory pool end|Capture (?:\S+ ){0,4}(?:cuda|CUDA) graph begin|Running FlashInfer autotune"
+        r"(?P<line>Memory pool end|Capture (?:\S+ ){0,4}(?:cuda|CUDA|npu|NPU|cpu|CPU|xpu|hpu) graph begin|Running FlashInfer autotune"
         r"|Capturing (?:the model for )?(?:CUDA|cudagraph))"
     )),
     (PORT, re.compile(r"(?P<line>max_total_num_tokens=\d)")),
@@ -69,7 +69,7 @@ _LIKE_A_MARK = re.compile(
     rf"(?i)(?:\S+ ){{0,5}}?(?:{_SUBJECT}(?: \S+){{0,3}}? {_TURN}|{_TURN}(?: \S+){{0,4}}? {_SUBJECT})\b"
 )
 _KNOWN = re.compile(
-    r"Capture (?:\S+ ){0,4}(?:cuda|CUDA) graph end|Load weight end|Ignore import error|server_args="
+    r"Capture (?:\S+ ){0,4}\w+ graph end|Load weight end|Ignore import error|server_args="
     r"|(?:INFO: +)?(?:Waiting for application|Application |Finished server)|FlashInfer autotune completed"
     r"|Post-capture KV sizing|NCCL/\S+ warmup completed|Graph capturing finished|Initializing an? "
 )
