@@ -23,8 +23,8 @@ RANK_MARKS: Final = (
         r"|GPU KV cache size|# (?:GPU|CUDA) blocks)"
     )),
     (GRAPHS, re.compile(
-        r"(?P<line>Memory pool end|Capture (?:\S+ ){0,4}(?:cuda|CUDA|npu|NPU|cpu|CPU|xpu|hpu) graph begin|Running FlashInfer autotune"
-        r"|Capturing (?:the model for )?(?:CUDA|cudagraph))"
+        r"(?P<line>Memory pool end|Capture (?:\S+ ){0,4}(?:cuda|CUDA|[ncxh]pu|[NC]PU) graph begin"
+        r"|Running FlashInfer autotune|Capturing (?:the model for )?(?:CUDA|cudagraph))"
     )),
     (PORT, re.compile(r"(?P<line>max_total_num_tokens=\d)")),
 )  # fmt: skip
