@@ -47,7 +47,7 @@ class Recording:
         self.meta = dict(self._rows("SELECT key, value FROM meta"))
         """Who made it, and of what."""
         self._usable = self.meta.get("state") == fingerprint()
-        self._block = lru_cache(maxsize=8)(self._read)
+        self._unpacked = lru_cache(maxsize=8)(self._unpack)
         self._near = (0, State())
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Recording:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._block.cache_clear()
+        self._unpacked.cache_clear()
         self._database.close()
 
     def _from(self, place: int) -> Iterator[tuple[int, bytes]]:
@@ -154,17 +154,11 @@ class Recording:
 
     def _around(self, place: int) -> tuple[int, Block]:
         """The block with this place, and its first place."""
-        row = self._row("SELECT place, events FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
-        if row is None or place >= row[0] + row[1]:
+        row = self._row("SELECT place, data FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
+        block = self._unpacked(row[1]) if row is not None else None
+        if row is None or block is None or place >= row[0] + len(block):
             raise damaged(self.path, f"event {place} is not there")
-        return row[0], self._block(*row)
-
-    def _read(self, place: int, count: int) -> Block:
-        """A block; one that has grown since it was counted is read again under its new count."""
-        block = self._unpacked(self._one("SELECT data FROM blocks WHERE place = ?", place))
-        if len(block) < count:
-            raise damaged(self.path, f"the block at event {place} is too short")
-        return block
+        return row[0], block
 
     def _event(self, block: Block, index: int) -> Event:
         try:
@@ -196,7 +190,7 @@ class Recording:
         except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise damaged(self.path, error) from error
 
-    def _unpacked(self, data: Any) -> Block:
+    def _unpack(self, data: Any) -> Block:
         try:
             return unpack(_unpack(data))
         except (zstandard.ZstdError, ValueError) as error:

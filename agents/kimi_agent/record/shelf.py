@@ -53,7 +53,8 @@ class Shelf:
         for stat, path in files:
             if time.time() - stat.st_mtime < self.limits.age and total <= self.limits.total_bytes:
                 break
-            path.unlink(missing_ok=True)
+            for tail in ("", "-wal", "-shm"):
+                path.with_name(path.name + tail).unlink(missing_ok=True)
             gone.append(path)
             total -= stat.st_size
         return gone

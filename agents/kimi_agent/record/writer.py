@@ -33,14 +33,13 @@ from kimi_agent.record.states import encode_state, fingerprint
 FLUSH_PERIOD: Final = 1.0
 """Seconds after which a caller flushes: the most that a crash can lose."""
 STARTING: Final = frozenset({RunStarted, Snapshot})
-LOGGING: Final = frozenset({LogLines, Snapshot})
 
 
 class RecordingWriter:
     """Appends to one recording.
 
-    `flush` writes the block that is not yet full as a small one, which the full one replaces later: readers and
-    crashes always find whole blocks. A batch may hold any number of events; the state before it is what a checkpoint
+    `flush` writes what is new as a small block; the full one replaces them later: readers and crashes always find
+    whole blocks. A batch may hold any number of events; the state before it is what a checkpoint
     is made of.
     """
 
@@ -62,9 +61,10 @@ class RecordingWriter:
         self._packed = 0
         self._events: list[Event] = []
         self._rests: list[bytes] = []
-        self._bytes = self._log = 0
+        self._bytes = 0
         self._seq = 0
-        self._unwritten = False
+        self._written = 0
+        """How many events of the block are in the file already, in small blocks."""
         try:
             self._size = path.stat().st_size if path.exists() else 0
             self._database = self._open(meta)
@@ -98,9 +98,10 @@ class RecordingWriter:
         Raises:
             RecordingError: the disk takes no more.
         """
-        if self._unwritten:
-            self._write()
-            self._unwritten = False
+        written = self._written
+        if written < len(self._events):
+            self._write(written)
+            self._written = len(self._events)
 
     @property
     def size(self) -> int:
@@ -110,7 +111,7 @@ class RecordingWriter:
     def close(self) -> None:
         """Flush, and leave one file that can be copied; what fails now was told before or is not needed."""
         with suppress(RecordingError):
-            self.flush()
+            self._seal()
         with suppress(sqlite3.Error):
             self._database.execute("PRAGMA journal_mode = DELETE")
         self._database.close()
@@ -161,32 +162,33 @@ class RecordingWriter:
         if not kinds.isdisjoint(MARKING):
             found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
             self._marks += [mark for mark in found if mark is not None]
-        if not kinds.isdisjoint(LOGGING):
-            bodies = [event.body for event in events]
-            self._log += sum([len(body.lines) for body in bodies if isinstance(body, LogLines | Snapshot)])
         self._events += events
         self._rests += [line[line.index(REST) :] for line in lines]
         self._bytes += sum(map(len, lines))
-        self._unwritten = True
 
     def _seal(self) -> None:
         """End the block: the next event begins another."""
         if not self._events:
             return
-        self.flush()
+        self._write(0)
         self._size += self._packed
         self._sealed += len(self._events)
-        self._events, self._rests, self._bytes, self._log = [], [], 0, 0
+        self._events, self._rests, self._bytes, self._written = [], [], 0, 0
 
-    def _write(self) -> None:
-        events, data = self._events, self._compressor.compress(pack(self._events, self._rests))
-        block = (self._sealed, len(events), events[0].time, events[-1].time, self._run, self._log, data)
+    def _write(self, start: int) -> None:
+        """Write the block's events from one on, in place of the small blocks that hold them already."""
+        events, place = self._events[start:], self._sealed + start
+        data = self._compressor.compress(pack(events, self._rests[start:]))
+        bodies = [event.body for event in events]
+        lines = sum([len(body.lines) for body in bodies if isinstance(body, LogLines | Snapshot)])
+        block = (place, len(events), events[0].time, events[-1].time, self._run, lines, data)
         marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
         try:
             with _transaction(self._database) as database:
                 checkpoints = [self._checkpoint(*one) for one in self._checkpoints]
                 database.executemany("INSERT INTO checkpoints VALUES (?, ?, ?)", checkpoints)
-                database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
+                database.execute("DELETE FROM blocks WHERE place >= ?", (place,))
+                database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
                 database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
