@@ -32,6 +32,10 @@ from kimi_agent.record.states import encode_state, fingerprint
 
 FLUSH_PERIOD: Final = 1.0
 """Seconds after which a caller flushes: the most that a crash can lose."""
+MOST_FREE: Final = 0.1
+"""Share of a closed file that small blocks left empty; with more it is written anew, unless that takes long."""
+MOST_MOVED: Final = 20_000
+"""Pages."""
 STARTING: Final = frozenset({RunStarted, Snapshot})
 
 
@@ -114,6 +118,10 @@ class RecordingWriter:
             self._seal()
         with suppress(sqlite3.Error):
             self._database.execute("PRAGMA journal_mode = DELETE")
+            (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+            (pages,) = self._database.execute("PRAGMA page_count").fetchone()
+            if free > MOST_FREE * pages and pages < MOST_MOVED:
+                self._database.execute("VACUUM")
         self._database.close()
 
     def _open(self, meta: dict[str, str]) -> sqlite3.Connection:
