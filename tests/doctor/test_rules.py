@@ -128,6 +128,7 @@ def test_an_import_that_computes_is_given_time_and_one_that_does_not_is_hung() -
     assert judged(resting)[0] == "HUNG"
     assert judged(replace(resting, quiet_since=NOW - 25))[0] == "STARTING"
     assert judged(replace(resting, quiet_since=NOW - 50))[0] == "HUNG"
+    assert judged(replace(resting, seen=Seen(host_cpu=99.0)))[0] == "STARTING"
 
 
 def test_a_straggler_is_named_with_the_barriers_countdown() -> None:

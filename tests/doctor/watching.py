@@ -21,6 +21,7 @@ from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.engine.phases import Entered, PhaseTracker, Progress
 from kimi_agent.engine.titles import expected_ranks
 from kimi_agent.errors import UnavailableError
+from kimi_agent.host.memory import HostSampler
 from kimi_agent.host.proc import ProcessSampler, listening, process_tree, shm_segments
 from kimi_agent.model import events as ev
 from kimi_agent.model.phases import ORDER, WARM_UP
@@ -72,7 +73,7 @@ class Watch:
         started = ev.RunStarted("r", "n", launch.model, tuple(argv), process.pid, launch.tp, ranks, "127.0.0.1", port,
                                 str(log), "p", "0.5.23", capture=launch.plugin)  # fmt: skip
         self.emit(started)
-        self.examiner = Examiner(started, time.time(), sockets)
+        self.examiner, self.host = Examiner(started, time.time(), sockets), HostSampler()
 
     def emit(self, body: ev.Body) -> None:
         self.seq += 1
@@ -95,7 +96,9 @@ class Watch:
             run = self.state.run or run
         late = min(ORDER[rank.phase] for rank in run.ranks) >= ORDER[WARM_UP]
         pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self.sockets.glob("cap-*.json"))
-        seen = self.examiner.seen((), "no NVIDIA driver on this host", listening(self.port) if late else None, pids)
+        host_cpu = self.host.sample().cpu
+        open_now = listening(self.port) if late else None
+        seen = self.examiner.seen((), "no NVIDIA driver on this host", open_now, pids, host_cpu)
         self.evidence = evidence_of(run, self.tracker, time.time(), before=self.evidence, seen=seen)
         verdict = diagnose(self.evidence)
         self.examiner.consider(self.evidence, verdict)

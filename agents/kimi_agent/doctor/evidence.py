@@ -20,6 +20,8 @@ GONE: Final = "XZ"
 """States of a process that runs no more."""
 Times = tuple[tuple[str, float], ...]
 """(name of a process, Unix seconds)."""
+CROWDED: Final = 90.0
+"""Percent of all cores above which processes wait for each other."""
 REST: Final = 5.0
 """Percent of a core below which a process only waits."""
 
@@ -106,6 +108,8 @@ class Seen:
     gpus: tuple[GpuSample, ...] = ()
     no_gpu: str | None = None
     """Why NVML has nothing to say."""
+    host_cpu: float | None = None
+    """Percent of all cores busy."""
     kernel: Kernel = UNREAD
     deep: Deep | None = None
     """The last close look; old ones are kept, see `Evidence.fresh`."""
@@ -287,7 +291,8 @@ def _quiet(run: RunState, seen: Seen, before: Evidence | None, now: float) -> fl
     working = any(
         (one.cpu is None or one.cpu > REST) or (one.read_rate or 0.0) > 0 or one.state == "D" for one in run.samples
     )
-    if working or not run.samples or any(gpu.utilisation for gpu in seen.gpus):
+    # On a crowded host a process that waits for a core looks like one that rests.
+    if working or not run.samples or any(gpu.utilisation for gpu in seen.gpus) or (seen.host_cpu or 0.0) > CROWDED:
         return None
     return before.quiet_since if before is not None and before.quiet_since is not None else now
 

@@ -70,10 +70,20 @@ class Examiner:
         no_gpu: str | None = None,
         port_open: bool | None = None,
         plugin_pids: frozenset[int] | None = None,
+        host_cpu: float | None = None,
     ) -> Seen:
         """What is known now; costs next to nothing."""
         proxy = proxy_for(self._run.host, self._variables) if self._variables else None
-        return Seen(tuple(gpus), no_gpu, self._kernel_now(), self._deep, proxy, port_open, plugin_pids)
+        return Seen(
+            gpus=tuple(gpus),
+            no_gpu=no_gpu,
+            host_cpu=host_cpu,
+            kernel=self._kernel_now(),
+            deep=self._deep,
+            proxy=proxy,
+            port_open=port_open,
+            plugin_pids=plugin_pids,
+        )
 
     def consider(self, evidence: Evidence, verdict: Verdict) -> None:
         """Begin a close look when this evidence asks for one and none is under way."""

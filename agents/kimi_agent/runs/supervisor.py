@@ -298,7 +298,8 @@ class Supervisor:
     def _look(self) -> Evidence:
         host = self._state().host
         gpus, no_gpu = (host.gpus, host.no_gpu) if host is not None else ((), "not looked at")
-        seen = self._examiner.seen(gpus, no_gpu, self._port_open, self._plugin_pids)
+        busy = host.cpu if host is not None else None
+        seen = self._examiner.seen(gpus, no_gpu, self._port_open, self._plugin_pids, busy)
         seen = replace(seen, canary=self._canary.answer, canary_time=self._canary.time)
         self._evidence = evidence_of(self._run, self._tracker, time.time(), before=self._evidence, seen=seen)
         return self._evidence

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from kimi_agent.doctor.evidence import GONE, REST, Evidence
+from kimi_agent.doctor.evidence import CROWDED, GONE, REST, Evidence
 from kimi_agent.doctor.facts import Stack
 from kimi_agent.model.events import RankSample, Verdict
 from kimi_agent.model.phases import AFTER_LOAD, IMPORT, LOAD
@@ -72,6 +72,8 @@ def importing(evidence: Evidence) -> bool:
         return False
     if evidence.quiet_since is not None:
         return evidence.now - evidence.quiet_since < PAUSE
+    if (evidence.seen.host_cpu or 0.0) > CROWDED:
+        return bool(evidence.samples)
     return any((one.cpu or 0.0) > REST or (one.read_rate or 0.0) > 0 for one in evidence.samples)
 
 
