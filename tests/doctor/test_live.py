@@ -19,7 +19,7 @@ from kimi_console.demo.engine import Engine
 
 from .watching import WITHIN, Launch, Watch, watched
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("py_spy")]
 
 START = 300.0
 """Seconds within which a server gets there on a crowded machine."""
