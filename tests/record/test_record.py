@@ -192,9 +192,9 @@ def test_a_state_survives_its_bytes() -> None:
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A recording's bytes."""
-    return recordings.record(tmp_path_factory.mktemp("fuzz") / "r.kimirec", TWO_RUNS).read_bytes()
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording."""
+    return recordings.record(tmp_path_factory.mktemp("fuzz") / "r.kimirec", TWO_RUNS)
 
 
 def read_all(path: Path) -> None:
@@ -214,9 +214,9 @@ PARTS = st.floats(0, 1, exclude_max=True)
 @given(flips=st.lists(st.tuples(PARTS, st.integers(0, 7)), max_size=4), kept=PARTS | st.just(1.0))
 @settings(max_examples=150, deadline=None)
 def test_a_damaged_recording_gives_events_or_a_sentence(
-    intact: bytes, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]], kept: float
+    intact: Path, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]], kept: float
 ) -> None:
-    broken = bytearray(intact)
+    broken = bytearray(intact.read_bytes())
     for where, bit in flips:
         broken[int(where * len(broken))] ^= 1 << bit
     del broken[int(kept * len(broken)) :]
