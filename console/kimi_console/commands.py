@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,11 @@ def play(file: Path, speed: float | None, at: str | None, *, follow: bool = Fals
 
 async def _play(opened: Opened, show: Show, comparison: Comparison | None = None) -> int:
     """Show a recording on a screen until the operator leaves."""
+    # The screen's modules take as long to load as a large file's first lines to be read: both at once.
+    loading = asyncio.create_task(asyncio.to_thread(import_module, "kimi_console.tui.app"))
     try:
         player = await opened.open()
+        await loading
         return await _present(player, None, (), show, comparison=comparison, log=opened.log)
     finally:
         await opened.close()
