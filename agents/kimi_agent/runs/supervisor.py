@@ -165,6 +165,8 @@ class Supervisor:
                 if number % 500 == 0:
                     await asyncio.sleep(0)
             self._take(lines[max(0, known - first) :], max(known, first))
+            if self._log.count >= HEAD_LINES:
+                self._log.skip(known - TAIL_LINES)
 
     async def _every(self, period: float, step: Callable[[], Awaitable[None]], *, calm: float = 1.0) -> None:
         """Run one step for ever; a step that fails is reported once for each kind of failure, and tried again.
@@ -190,6 +192,7 @@ class Supervisor:
     async def _follow_log(self) -> None:
         while lines := self._log.read():
             self._take(lines, self._log.count - len(lines))
+            self._log.note()
             await asyncio.sleep(0)
 
     def _take(self, lines: list[str], first: int) -> None:
