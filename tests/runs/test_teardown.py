@@ -114,6 +114,16 @@ def test_a_stop_releases_all_that_a_run_holds_and_nothing_else(
             pass
 
 
+def test_a_temporary_directory_too_deep_for_sockets_is_left_as_it_is(tmp_path: Path) -> None:
+    home, deep = Home(tmp_path / "home"), tmp_path / ("d" * 90)
+    deep.mkdir()
+    plan = replace(tree_plan(home), argv=("true",), env={"TMPDIR": str(deep)})
+    record, process = launch.spawn(plan, home)
+    process.wait(10)
+    assert list(deep.iterdir()) == []
+    assert not scratch(plan, record.run).exists()
+
+
 def test_what_cannot_be_released_is_named(tmp_path: Path) -> None:
     stuck = subprocess.Popen(
         [sys.executable, "-c", "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "

@@ -32,8 +32,10 @@ def spawn(plan: Plan, home: Home) -> tuple[RunRecord, subprocess.Popen[bytes]]:
     sockets = private_dir(home.run_sockets(run))
     if plan.profile.capture.enabled:
         plan.dump_root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **plan.env, **capture_env(plan, run, sockets)}
-    private_dir(Path(env["TMPDIR"]))
+    ours = capture_env(plan, run, sockets)
+    if "TMPDIR" in ours:
+        private_dir(Path(ours["TMPDIR"]))
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **plan.env, **ours}
     log = os.open(directory / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(

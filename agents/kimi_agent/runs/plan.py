@@ -15,7 +15,7 @@ from kimi_agent.engine.options import values
 from kimi_agent.engine.titles import expected_ranks
 from kimi_agent.errors import PreflightError, UsageError
 from kimi_agent.host.procfs import port_holder
-from kimi_agent.paths import Home
+from kimi_agent.paths import SOCKET_LIMIT, Home
 from kimi_agent.profile import Profile
 from kimi_agent.runs.record import RUN_VARIABLE
 
@@ -93,8 +93,14 @@ def _temporary(plan: Plan) -> Path:
 
 
 def _scratch_env(plan: Plan, run: str) -> dict[str, str]:
-    """Temporary files in a directory of the run; torch's cache of compiled kernels stays where it would be."""
-    env = {"TMPDIR": str(scratch(plan, run))}
+    """Temporary files in a directory of the run; torch's cache of compiled kernels stays where it would be.
+
+    Nothing where that directory's path is too long for the sockets that SGLang makes in it.
+    """
+    place = str(scratch(plan, run))
+    if len(os.fsencode(place)) + len("/tmp12345678") > SOCKET_LIMIT:  # noqa: S108 - the length of a name
+        return {}
+    env = {"TMPDIR": place}
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ | plan.env:
         env["TORCHINDUCTOR_CACHE_DIR"] = str(_temporary(plan) / f"torchinductor_{getpass.getuser()}")
     return env
