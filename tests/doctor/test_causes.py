@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kimi_agent.doctor.evidence import Evidence, Limits, LogFacts, Seen
 from kimi_agent.doctor.facts import Deep, Growing, Kernel, Lock, Machine, Port, Skipped, Stack
 from kimi_agent.doctor.rules import RULES
+from kimi_agent.doctor.rules.common import bare, in_collective
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.failures import Raised
 from kimi_agent.model.events import GpuSample, RankSample, RunExited, ThroughputSampled
@@ -79,6 +80,14 @@ def test_a_verdict_says_what_it_is_not_and_why() -> None:
     assert "a crash (8 of 8 ranks alive)" in text
     assert "compilation (no compiler runs below any rank)" in text
     assert "the OOM killer (its count stands still)" in text
+
+
+def test_frames_are_known_with_and_without_their_class() -> None:
+    for name in ("monitored_barrier", "GroupCoordinator.all_reduce", "outer.<locals>.inner.<locals>.broadcast_pyobj"):
+        assert in_collective(Stack("TP0", "py-spy", 0.0, (f"{name} (torch/x.py:1)", "f (y.py:2)")))
+    assert not in_collective(Stack("TP0", "py-spy", 0.0, ("all_reduce_later (x.py:1)", "<module> (y.py:2)")))
+    assert bare("FileBaton.wait (torch/utils/file_baton.py:50)") == "wait (torch/utils/file_baton.py:50)"
+    assert bare("<module> (a.b.py:1)") == "<module> (a.b.py:1)"
 
 
 def test_the_rules_are_asked_in_their_order() -> None:

@@ -21,7 +21,7 @@ from .watching import WITHIN, Launch, Watch, watched
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("py_spy")]
 
-START = 300.0
+START = 600.0
 """Seconds within which a server gets there on a crowded machine."""
 ACCEPTED = 10.0
 """Seconds within which a stopped or killed rank is named."""

@@ -133,7 +133,7 @@ class Watch:
             assert took < seconds, f"{word}: {verdict} after {took:.0f} s, {self.tracker.phases}\n{self.tail()}"
             await asyncio.sleep(BEAT)
 
-    async def named(self, kind: str, limit: float = 300.0) -> ev.Verdict:
+    async def named(self, kind: str, limit: float = 600.0) -> ev.Verdict:
         """Look until the doctor names something; it is this kind, and said within a minute of the last progress."""
         word, verdict, _ = await self.until(lambda _, verdict: verdict.kind != "none", limit)
         assert verdict.kind == kind, f"{word}: {verdict}\n{self.tail()}"

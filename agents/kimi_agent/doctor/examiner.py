@@ -90,7 +90,8 @@ class Examiner:
         if self._looking is not None and not self._looking.done():
             return
         now = time.monotonic()
-        situation = (verdict.kind, verdict.rank, evidence.phase)
+        stopped = tuple(one.rank for one in evidence.samples if one.state == "T")
+        situation = (evidence.phase, evidence.ready, stopped)
         fresh = evidence.fresh
         known = fresh is not None and bool(fresh.first) and situation == self._situation
         if wants_stacks(evidence, verdict) and now - self._last_stacks > (STACKS_PERIOD if known else SOONEST):
@@ -148,7 +149,7 @@ class Examiner:
     async def _take(self, child: asyncio.subprocess.Process, request: Request, before: Deep | None) -> None:
         """Send the request; keep each answer as it comes, the later one holds the second stacks.
 
-        A look without stacks keeps those of `before`, which the run has not moved since.
+        Until both stacks are there, those of `before` stay, which the run has not moved since.
         """
         if child.stdin is None or child.stdout is None:
             raise OSError("no pipe")
@@ -156,7 +157,7 @@ class Examiner:
         child.stdin.close()
         while line := await child.stdout.readline():
             found = msgspec.json.decode(line, type=Deep)
-            if not request.ranks and before is not None and before.first:
+            if not found.second and before is not None and before.first and (before.second or not request.ranks):
                 found = replace(found, time=before.time, first=before.first, second=before.second)
             self._deep = found
         await child.wait()

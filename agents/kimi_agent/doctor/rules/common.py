@@ -25,6 +25,7 @@ COLLECTIVE: Final = re.compile(
     r"|(?:send|recv)_(?:object|tensor|object_list)|gather\w*|scatter\w*|synchronize|ncclAllReduce) \("
 )
 """Innermost calls in which a rank waits for the other ranks."""
+_QUALIFIER: Final = re.compile(r"^(?:[\w<>]+\.)+(?=[\w<])")
 _NOISE: Final = re.compile(
     r"^(?:wrapper|wrapped\w*|decorate_context|inner|_fn|__call__|_call_impl|_wrapped_call_impl) \("
 )
@@ -91,6 +92,11 @@ def names_of(ranks: Iterable[str]) -> str:
     return f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
+def bare(frame: str) -> str:
+    """A frame without the class or function that its function is in: `wait (file_baton.py:50)`."""
+    return _QUALIFIER.sub("", frame)
+
+
 def frame_name(frame: str) -> str:
     """The function of `function (file:line)`."""
     return frame.partition(" (")[0]
@@ -98,7 +104,7 @@ def frame_name(frame: str) -> str:
 
 def stack_line(stack: Stack) -> str:
     """Where a process is, as one line: the innermost call with its place, then who called it in SGLang."""
-    frames = [frame for frame in stack.frames if not _NOISE.match(frame)] or list(stack.frames)
+    frames = [frame for frame in stack.frames if not _NOISE.match(bare(frame))] or list(stack.frames)
     if not frames:
         return f"stack: {stack.rank}: no Python frame"
     above = [frame_name(frame) for frame in frames[1:] if "sglang/" in frame or "kimi_capture/" in frame]
@@ -117,7 +123,7 @@ def stack_lines(evidence: Evidence, ranks: Iterable[str]) -> list[str]:
 
 def in_collective(stack: Stack) -> bool:
     """Whether a process waits for its peers."""
-    return any(COLLECTIVE.match(frame) for frame in stack.frames[:6])
+    return any(COLLECTIVE.match(bare(frame)) for frame in stack.frames[:6])
 
 
 def countdown(evidence: Evidence) -> float | None:

@@ -5,6 +5,7 @@ from typing import Final
 from kimi_agent.doctor.evidence import Evidence
 from kimi_agent.doctor.facts import Answer, Stack
 from kimi_agent.doctor.rules.common import (
+    bare,
     describe,
     frame_name,
     importing,
@@ -106,7 +107,7 @@ def _not_resting(evidence: Evidence) -> Stack | None:
         stack = deep.stack(name) if deep is not None else None
         if deep is None or stack is None or deep.unmoved(name) is not True or not stack.frames:
             continue
-        if frame_name(stack.frames[0]) not in _RESTS_IN and not in_collective(stack):
+        if frame_name(bare(stack.frames[0])) not in _RESTS_IN and not in_collective(stack):
             return stack
     return None
 

@@ -9,6 +9,7 @@ from kimi_agent.doctor.rules.common import (
     BUSY,
     MANY_FAULTS,
     SLOW_READ,
+    bare,
     clock,
     describe,
     names_of,
@@ -61,7 +62,7 @@ def _compiles_itself(evidence: Evidence) -> Verdict | None:
     deep = evidence.fresh
     for stack in (*deep.second, *deep.first) if deep is not None else ():
         sample = evidence.sample(stack.rank)
-        if not any(COMPILES.search(frame) for frame in stack.frames[:20]):
+        if not any(COMPILES.search(bare(frame)) for frame in stack.frames[:20]):
             continue
         if sample is None or (sample.cpu or 0.0) < BUSY:
             continue
@@ -142,7 +143,7 @@ def lock_wait(evidence: Evidence) -> Verdict | None:
     if deep is None or (evidence.ready and not stale(evidence)) or silence(evidence) <= evidence.limits.notice:
         return None
     stacks = [stack for stack in (deep.second or deep.first)
-              if any(WAITS_FOR_LOCK.search(frame) for frame in stack.frames[:_NEAR])]  # fmt: skip
+              if any(WAITS_FOR_LOCK.search(bare(frame)) for frame in stack.frames[:_NEAR])]  # fmt: skip
     idle = [stack for stack in stacks if (one := evidence.sample(stack.rank)) is None or (one.cpu or 0.0) < BUSY]
     blocked = [lock for lock in deep.locks if lock.waiters and not lock.own]
     if not idle and not blocked:
