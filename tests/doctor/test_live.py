@@ -103,7 +103,7 @@ async def test_all_ranks_stuck_in_their_start(engine: Engine, tmp_path: Path) ->
     launch = Launch("tiny-llama", tp=1, env={"SGLANG_TEST_STUCK_SCHEDULER_INIT": "600"})
     async with watched(engine, tmp_path, launch) as watch:
         verdict = await watch.named("deadlock")
-        assert (verdict.rank, verdict.summary) == ("TP0", "TP0 stands still in __init__; nothing computes")
+        assert (verdict.rank, verdict.summary) == ("TP0", "TP0 stands still in Scheduler.__init__; nothing computes")
         assert any(line.startswith("stack: TP0: ") and "scheduler.py" in line for line in verdict.evidence)
         assert any("1 of 1 ranks unmoved in two looks" in line for line in verdict.evidence)
 
