@@ -47,7 +47,7 @@ class Attempt:
             return self.witness.keys.refuse(self.target.alias, self.ssh, clean(str(error)))
         if self.witness.cancelled:
             who = f"{self.target.user} on {self.target.alias}"
-            return LoginCancelled(f"the login of {who} was left unanswered", "Press r to be asked again.")
+            return LoginCancelled(f"the login of {who} was left unanswered", "Press r, or connect again, to be asked.")
         if isinstance(error, asyncssh.PermissionDenied):
             return await self._refused_login()
         if isinstance(error, asyncssh.DisconnectError) and TOO_MANY in str(error).lower():
