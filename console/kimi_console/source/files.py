@@ -35,9 +35,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         why = error.strerror or str(error)
-        raise UsageError(
-            f"cannot read {path}: {why}", "Check the path and its permissions."
-        ) from error
+        raise UsageError(f"cannot read {path}: {why}", "Check the path and its permissions.") from error
     except (EOFError, zstandard.ZstdError) as error:
         raise UsageError(f"{path} is packed and damaged: {clean(str(error))}", "Take another copy of it.") from error
 
