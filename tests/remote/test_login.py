@@ -121,7 +121,9 @@ async def test_a_question_left_open_is_not_asked_again_until_redial(by_password:
         while source.link.state != "lost":
             await changed.wait()
             changed.clear()
-        assert source.link.detail == ("the login of operator on gpu-07 was left unanswered. Press r, or connect again, to be asked")
+        assert source.link.detail == (
+            "the login of operator on gpu-07 was left unanswered. Press r, or connect again, to be asked"
+        )
         await asyncio.sleep(0.3)
         assert len(typist.asked) == 1
         source.redial()
