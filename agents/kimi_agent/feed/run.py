@@ -163,13 +163,13 @@ class Feed:
             yield request
 
     async def _tell(self, driver: Driver, todo: list[Request], turn: int) -> None:
-        whole = sum(request.rows for request in todo)
+        whole, began = sum(request.rows for request in todo), monotonic()
         while True:
-            done, seconds = driver.done, monotonic() - self.began
+            done, seconds = driver.done, monotonic() - began
             ended = done.answered + len(done.failures)
             share = ended / max(len(todo), 1)
             left = seconds * (1 - share) / share if share else None
-            rate = (self.tokens + done.tokens) / seconds if seconds else 0.0
+            rate = done.tokens / seconds if seconds else 0.0
             written = (self.tokens + done.tokens) * self.target.bytes_per_row
             to_come = int(whole * (1 - share)) * self.target.bytes_per_row
             self.report.progress(Progress(
