@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from kimi_agent.doctor.facts import Answer, Deep, Disk, Growing, Lock, Machine, Partial, Port, Request, Skipped, Stack
+from kimi_agent.engine.loads import LOADS_PATH
 from kimi_agent.engine.options import value
 from kimi_agent.host import downloads, locks, machine, stacks
 from kimi_agent.host.procfs import connections, holder_pid, open_files, process_tree, read_text
@@ -215,18 +216,18 @@ def find_machine() -> Machine:
 
 
 def ask_http(request: Request) -> tuple[Answer, ...]:
-    """Whether the main process answers what it can answer alone."""
+    """Whether the main process answers what it can answer alone, and what leaves no line in the server's log."""
     if not request.serving:
         return ()
     began = time.monotonic()
     link = http.client.HTTPConnection(request.host, request.port, timeout=HTTP_DEADLINE)
     try:
-        link.request("GET", "/model_info")
+        link.request("GET", LOADS_PATH)
         status = link.getresponse().status
-        return (Answer("/model_info", status, time.monotonic() - began),)
+        return (Answer(LOADS_PATH, status, time.monotonic() - began),)
     except (OSError, http.client.HTTPException) as error:
         words = "no answer" if isinstance(error, TimeoutError) else str(error)
-        return (Answer("/model_info", None, time.monotonic() - began, words),)
+        return (Answer(LOADS_PATH, None, time.monotonic() - began, words),)
     finally:
         link.close()
 
