@@ -9,6 +9,8 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 import kimi_console.tui
+from kimi_console.store.file import FileLines
+from kimi_console.store.lines import Lines
 from kimi_console.store.spool import LogSpool
 from kimi_console.tui.log_pane import LogPane
 from kimi_console.tui.log_view import LogView
@@ -23,7 +25,7 @@ class LogApp(App[None]):
 
     CSS_PATH = Path(kimi_console.tui.__file__).parent / "kimi.tcss"
 
-    def __init__(self, spool: LogSpool) -> None:
+    def __init__(self, spool: Lines) -> None:
         super().__init__()
         self.pane = LogPane(spool)
 
@@ -196,3 +198,31 @@ async def test_a_wrong_regular_expression_is_told_and_the_prompt_stays(seen: See
         await pilot.pause()
         assert pane.asking
         assert view.query_search is None
+
+
+async def test_a_whole_file_can_be_looked_through_beyond_what_has_been_played(tmp_path: Path, seen: Seen) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"{line}\n" for line in numbered(0, 5000)))
+    lines = FileLines(path)
+    lines._thread.join()
+    lines.head = 100
+    app = LogApp(lines)
+    async with app.run_test(size=(60, 11)) as pilot:
+        view = app.pane.view
+        view.focus()
+        await settle(pilot, view)
+        assert top(view) == 90, "it follows what has been played"
+        lines.head = 200
+        await settle(pilot, view)
+        assert top(view) == 190
+        await pilot.press("pagedown", "pagedown")
+        await settle(pilot, view)
+        assert not view.follow
+        assert "line 215" in seen(pilot.app)
+        lines.head = 300
+        await settle(pilot, view)
+        assert "line 215" in seen(pilot.app), "a reader stays where he is"
+        await pilot.press("end")
+        await settle(pilot, view)
+        assert top(view) == 290
+    lines.close()
