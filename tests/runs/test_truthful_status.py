@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,37 @@ def state_of(home: Home) -> State:
     state = fold(decode_event(line) for line in islice(client.events(), last))
     client.close()
     return state
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_a_canary_that_nobody_answers_is_lost_within_its_deadline(listens: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        profile = {"server": {"model": "/m", "port": port}, "limits": {"canary": 0.2}}
+        answer = await one_token(profile)
+    assert answer.status is None
+    assert ("did not answer in 0.2 s" if listens else "refuses connections") in answer.why
+
+
+async def test_no_canary_is_sent_that_nobody_asked_for_or_that_nothing_calls_for() -> None:
+    told: list[object] = []
+    silent = Evidence(100.0, (RankState("TP0", "ready", 0.0),), None, heartbeat=90.0)
+    for limits, evidence in (
+        ({}, silent),
+        ({"canary": 1.0}, replace(silent, heartbeat=99.0)),
+        ({"canary": 1.0}, replace(silent, heartbeat=None)),
+        ({"canary": 1.0}, replace(silent, ranks=(RankState("TP0", "warm-up", 0.0),))),
+    ):
+        profile = parse({"server": {"model": "/m", "port": 9}, "limits": limits}, "test")
+        canary = Canary(
+            "r", Plan(profile, (), {}, "python", None, frozenset(), ("TP0",), Path("/nowhere")), told.append
+        )
+        canary.consider(evidence)
+        await canary.close()
+        assert canary.answer is None
+    assert told == []
 
 
 async def one_token(profile: dict[str, Any]) -> Answer:
