@@ -3,7 +3,7 @@
 `None` and empty mean "not looked at" or "not seen": a rule must not read them as a good sign.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kimi_agent.doctor.facts import Answer, Deep, Kernel
@@ -248,7 +248,7 @@ def evidence_of(
     gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
     known = before.dead if before is not None else ()
     seen = seen or Seen()
-    return Evidence(
+    found = Evidence(
         now=now,
         ranks=run.ranks,
         silent=max(now - max(moves), 0.0),
@@ -267,18 +267,24 @@ def evidence_of(
         baseline=run.baseline,
         late=lateness(run, now),
         absent=absent_ranks(run.started.tp, run.started.argv, tuple(names)),
-        stopped_since=_since(run, "T", before.stopped_since if before else (), now),
-        waiting_since=_since(run, "D", before.waiting_since if before else (), now),
-        compiling_since=_kept([one.rank for one in run.samples if one.compiling],
-                              before.compiling_since if before else (), now),
-        quiet_since=_quiet(run, seen, before, now),
         stopping=run.status in ("STOPPING", "IDLE") or (run.exited is not None and run.exited.asked),
         limits=limits or Limits(),
-    )  # fmt: skip
+    )
+    return _with_durations(found, before)
 
 
-def _since(run: RunState, state: str, before: Times, now: float) -> Times:
-    return _kept([sample.rank for sample in run.samples if sample.state == state], before, now)
+def _with_durations(evidence: Evidence, before: Evidence | None) -> Evidence:
+    """The evidence with since when its processes have been as they are."""
+    last, now = before or evidence, evidence.now
+    in_state = {state: [one.rank for one in evidence.samples if one.state == state] for state in "TD"}
+    compiling = [one.rank for one in evidence.samples if one.compiling]
+    return replace(
+        evidence,
+        stopped_since=_kept(in_state["T"], last.stopped_since, now),
+        waiting_since=_kept(in_state["D"], last.waiting_since, now),
+        compiling_since=_kept(compiling, last.compiling_since, now),
+        quiet_since=_quiet(evidence, last.quiet_since),
+    )
 
 
 def _kept(names: list[str], before: Times, now: float) -> Times:
@@ -287,14 +293,15 @@ def _kept(names: list[str], before: Times, now: float) -> Times:
     return tuple((name, known.get(name, now)) for name in names)
 
 
-def _quiet(run: RunState, seen: Seen, before: Evidence | None, now: float) -> float | None:
+def _quiet(evidence: Evidence, before: float | None) -> float | None:
+    samples, seen = evidence.samples, evidence.seen
     working = any(
-        (one.cpu is None or one.cpu > REST) or (one.read_rate or 0.0) > 0 or one.state == "D" for one in run.samples
+        (one.cpu is None or one.cpu > REST) or (one.read_rate or 0.0) > 0 or one.state == "D" for one in samples
     )
     # On a crowded host a process that waits for a core looks like one that rests.
-    if working or not run.samples or any(gpu.utilisation for gpu in seen.gpus) or (seen.host_cpu or 0.0) > CROWDED:
+    if working or not samples or any(gpu.utilisation for gpu in seen.gpus) or (seen.host_cpu or 0.0) > CROWDED:
         return None
-    return before.quiet_since if before is not None and before.quiet_since is not None else now
+    return before if before is not None else evidence.now
 
 
 def _heartbeat(run: RunState, before: Evidence | None, seen: Seen) -> float | None:

@@ -11,39 +11,40 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).parent / "slow_to_compile.cpp"
+FAULT, _, RANK = os.environ.get("KIMI_TEST_FAULT", "").partition(":")
+
+
+def load_raises(result: object, runner: Any, *others: object, **options: object) -> None:
+    if not RANK or runner.tp_rank == int(RANK):
+        raise ValueError("a weight of layer 3 has the wrong shape")
+
+
+def forward_raises(result: object, runner: Any, *others: object, **options: object) -> None:
+    raise RuntimeError("the first forward pass failed")
+
+
+def forgets(original: Any, *arguments: Any, **options: Any) -> Any:
+    result = original(*arguments, **options)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def compiles(result: object, runner: Any, *others: object, **options: object) -> None:
+    from torch.utils.cpp_extension import load  # noqa: PLC0415 - only SGLang's processes have it
+    from torch.utils.file_baton import FileBaton  # noqa: PLC0415
+
+    baton = FileBaton(str(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "kimi_old" / "lock"))
+    if baton.try_acquire():
+        baton.release()
+    else:
+        baton.wait()
+    load(name="kimi_slow", sources=[str(SOURCE)], is_python_module=False)
 
 
 def register() -> None:
     """Hook what the fault needs."""
-    fault, _, rank = os.environ.get("KIMI_TEST_FAULT", "").partition(":")
-    if not fault:
+    if not FAULT:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415 - only SGLang has it
-
-    def chosen(runner: Any) -> bool:
-        return not rank or runner.tp_rank == int(rank)
-
-    def load_raises(result: object, runner: Any, *others: object, **options: object) -> None:
-        if chosen(runner):
-            raise ValueError("a weight of layer 3 has the wrong shape")
-
-    def forward_raises(result: object, runner: Any, *others: object, **options: object) -> None:
-        raise RuntimeError("the first forward pass failed")
-
-    def forgets(original: Any, *arguments: Any, **options: Any) -> Any:
-        result = original(*arguments, **options)
-        return result[0] if isinstance(result, tuple) else result
-
-    def compiles(result: object, runner: Any, *others: object, **options: object) -> None:
-        from torch.utils.cpp_extension import load  # noqa: PLC0415 - only SGLang's processes have it
-        from torch.utils.file_baton import FileBaton  # noqa: PLC0415
-
-        baton = FileBaton(str(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "kimi_old" / "lock"))
-        if baton.try_acquire():
-            baton.release()
-        else:
-            baton.wait()
-        load(name="kimi_slow", sources=[str(SOURCE)], is_python_module=False)
 
     runner = "sglang.srt.model_executor.model_runner.ModelRunner"
     model = "sglang.srt.models.deepseek_v2.DeepseekV2Model.forward"
@@ -53,4 +54,4 @@ def register() -> None:
         "forward-forgets": (model, forgets, HookType.AROUND),
         "compiles": (f"{runner}.load_model", compiles, HookType.AFTER),
     }
-    HookRegistry.register(*faults[fault])
+    HookRegistry.register(*faults[FAULT])
