@@ -23,7 +23,7 @@ from kimi_agent.engine.options import value
 from kimi_agent.host import downloads, locks, machine, stacks
 from kimi_agent.host.procfs import connections, holder_pid, open_files, process_tree, read_text
 
-DEADLINE: Final = 5.0
+DEADLINE: Final = 6.0
 """Seconds for all probes of one look together; they run side by side."""
 BETWEEN: Final = 6.2
 """Seconds between the two stacks of a process."""
@@ -118,8 +118,9 @@ def take_stacks(request: Request) -> tuple[tuple[Stack, ...], tuple[Skipped, ...
     workers = [threading.Thread(target=work, daemon=True) for _ in range(STACK_THREADS)]
     for worker in workers:
         worker.start()
+    end = time.monotonic() + DEADLINE - 0.5
     for worker in workers:
-        worker.join(DEADLINE)
+        worker.join(max(0.0, end - time.monotonic()))
     names = [name for name, _ in request.ranks]
     missing = {name: unseen.get(name, "no answer in time") for name in names if name not in seen}
     skipped = [Skipped(f"stack of {name}", why) for name, why in missing.items()]
