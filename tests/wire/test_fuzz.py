@@ -3,9 +3,13 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .fuzzing import TARGETS
+from .fuzzing import TARGETS, a_damaged_recording
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_hostile_bytes_are_read_or_refused_in_words(name: str) -> None:
     settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))(TARGETS[name])()
+
+
+def test_a_recording_whose_damage_sqlite_cannot_even_spell_is_refused_in_words() -> None:
+    a_damaged_recording([(0.125, 128)], 1.0)

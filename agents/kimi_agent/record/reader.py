@@ -22,6 +22,9 @@ from kimi_agent.wire.codec import WireError, decode_lenient
 
 _LOG: Final = (b',"k":"log"', b',"k":"snapshot"')
 
+DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises over a damaged file: its own words about it need not be text."""
+
 
 class Recording:
     """One recording, open for reading. Every method raises RecordingError where the file is damaged."""
@@ -42,7 +45,7 @@ class Recording:
             raise RecordingError(
                 f"cannot read {path}: {error.strerror}", "Check the path and its permissions."
             ) from error
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise damaged(path, error) from error
         self.meta = dict(self._rows("SELECT key, value FROM meta"))
         """Who made it, and of what."""
@@ -199,7 +202,7 @@ class Recording:
     def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._database.execute(query, values)
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise damaged(self.path, error) from error
 
     def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
