@@ -35,7 +35,7 @@ def train(directory: str, steps: int) -> list[float]:
     torch.set_num_threads(1)
     held = DumpStream(directory).samples.manifest
     layer = torch.nn.Linear(len(held.boundaries) * held.hidden_size, held.hidden_size)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=4e-3)
     losses = []
     for _, batch in zip(range(steps), batches(directory), strict=False):
         given = torch.cat([item["aux_hidden_states"][:-1].flatten(1).float() for item in batch])
