@@ -45,6 +45,8 @@ TEMPLATE = (
 )
 ROOMY = {"--chunked-prefill-size": "512", "--max-total-tokens": "16384"}
 """Of the demo's flags, those that are there to make it slow."""
+SLOWLY = ("--concurrency", 1)
+"""So that a feed is not done before it is killed."""
 STEPS = 50
 
 
@@ -121,9 +123,9 @@ class Host:
             process.kill()
             process.communicate()
 
-    def kill_server(self) -> None:
+    def kill_server(self, pid: int) -> None:
         """SIGKILL for every process of the server, and wait until the agent knows."""
-        os.killpg(self.status()["pid"], signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while self.status()["alive"]:
             assert time.monotonic() < deadline
@@ -155,10 +157,11 @@ def travel(host: Host, trainers: Path, count: int) -> dict[str, Any]:
     seen: dict[str, Any] = {"conversations": count}
     with host.timed("first start"):
         host.launch()
-    with host.timed("feed, killed"), host.feeding(dataset, 0.25) as process:
+    with host.timed("feed, killed"), host.feeding(dataset, 0.25, *SLOWLY) as process:
         process.kill()
-    with host.timed("feed, its server killed"), host.feeding(dataset, 0.35) as process:
-        host.kill_server()
+    server = host.status()["pid"]
+    with host.timed("feed, its server killed"), host.feeding(dataset, 0.35, *SLOWLY) as process:
+        host.kill_server(server)
         out, err = process.communicate(timeout=120)
     ended = json.loads(out.splitlines()[-1])
     seen["after both kills"] = {"exit": process.returncode, "captured": ended["captured"], "missing": ended["missing"]}
