@@ -86,6 +86,10 @@ class Sshd:
         self.cut_connections()
         self.process.terminate()
         self.process.wait(10)
+        with suppress(OSError):  # a child that was just forked may still have the port: what it takes is reset
+            while True:
+                socket.create_connection((self.address, self.port), 1).close()
+                time.sleep(0.02)
 
     def trust(self, key: Path | None = None) -> None:
         """Put the server's key (or another one) into known_hosts."""

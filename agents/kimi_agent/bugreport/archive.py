@@ -36,7 +36,9 @@ def default_name(home: Home, run: str | None) -> str:
         UsageError: there is no such run.
     """
     record = gather.find_run(home, run)
-    return f"kimi-bundle-{record.run if record is not None else 'no-run'}-{time.strftime('%m%d%H%M%S')}.zip"
+    now = time.time()
+    moment = f"{time.strftime('%m%d%H%M%S', time.localtime(now))}{int(now * 1000) % 1000:03}"
+    return f"kimi-bundle-{record.run if record is not None else 'no-run'}-{moment}.zip"
 
 
 def write_bundle(home: Home, run: str | None, path: Path, hosts: Iterable[str] = ()) -> dict[str, Any]:
