@@ -27,12 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kimi_agent.shards.dumps import is_dump
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.verify import verify
 from kimi_capture.arena import Arena
-from kimi_capture.directory import RUNS, HeldError, hold_directory, orphans, temporary_files
-from kimi_capture.format import COMMITS, MANIFEST, Commit, file_xxh3, read_commits, read_shard
+from kimi_capture.directory import RUNS, orphans, temporary_files
+from kimi_capture.format import COMMITS, Commit, file_xxh3, read_commits, read_shard
 from kimi_capture.rows import ALREADY
 from kimi_capture.scribe import Scribe
 from kimi_capture.store import Store
@@ -124,8 +126,8 @@ class Writer:
 
     @property
     def scribe(self) -> int:
-        """The process that writes the shards; known when a line was read."""
-        return int(self._lines[0])
+        """The process that writes the shards; 0 when there is none."""
+        return int(self._lines[0]) if self._lines else 0
 
     @property
     def reported(self) -> list[list[Any]]:
@@ -176,19 +178,16 @@ def crash(kind: str, source: random.Random, directory: Path, *, resume: bool) ->
         fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", 2))
         os.close(fd)
     hit = writer.end() != 0
-    released(directory)
+    while scribe_lives(writer):  # it ends what it began
+        time.sleep(0.005)
     return writer, hit
 
 
-def released(directory: Path) -> None:
-    """Wait until no process of a killed writer has the directory any more."""
-    while (directory / MANIFEST).exists():
-        try:
-            os.close(hold_directory(directory, exclusive=True))
-        except HeldError:
-            time.sleep(0.005)
-        else:
-            return
+def scribe_lives(writer: Writer) -> bool:
+    try:
+        return writer.scribe > 0 and psutil.Process(writer.scribe).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def judge(directory: Path, reported: list[list[Any]]) -> str:
