@@ -18,7 +18,7 @@ define pytest
 	wait $$engine || status=$$?; cat $$report; exit $$status
 endef
 
-.PHONY: help setup engine demo test soak lint types format bench clean system
+.PHONY: help setup engine demo test soak long lint types format bench clean system
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
@@ -39,11 +39,14 @@ system:
 demo: setup ## the whole job on this machine: no GPU, no SSH, no download of weights
 	@$(BIN)/kimi-console demo
 
-test: setup lint types ## everything but the long tests of `make soak`
-	$(call pytest,not soak)
+test: setup lint types ## everything but `make soak` and `make long`
+	$(call pytest,not soak and not long)
 
-soak: setup ## hundreds of crashes, many more faults of real servers; CI runs it after `make test`
+soak: setup ## hundreds of crashes of writers and servers; CI runs it after `make test`
 	$(call pytest,soak)
+
+long: setup ## more faults of real servers than CI has time for
+	$(call pytest,long)
 
 lint: $(STAMP) ## style, and which layer may import which
 	@$(BIN)/ruff check

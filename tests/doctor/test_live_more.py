@@ -15,7 +15,7 @@ from .test_live import ACCEPTED, START, copy_of
 from .throttling import LIMIT, MEMORY, cgroup, full_disk, need, slow_disk
 from .watching import WITHIN, Launch, Watch, watched
 
-pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.usefixtures("py_spy")]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.usefixtures("py_spy")]
 
 WATCHDOG = ("--soft-watchdog-timeout", "600")
 

@@ -30,7 +30,7 @@ async def test_twenty_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwo
     assert dict(weather.cuts) == {"killed": 12, "dropped": 4, "restarted": 4}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 async def test_sixty_cuts_cost_the_agent_no_memory(sshd: Sshd, network: FarNetwork) -> None:
     sshd.move(network.name, network.address)
     weather = await storm(sshd, network, (["killed"] * 8 + ["restarted", "dropped"]) * 6, RATE)

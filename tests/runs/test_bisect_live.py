@@ -137,7 +137,7 @@ def test_a_hang_that_only_the_plugin_brings_is_named_and_an_interrupt_leaves_not
     assert late.conclusion == found["conclusion"], "a console that comes later sees it"
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.usefixtures("left_alone")
 def test_a_hang_that_is_always_there_is_not_pinned_on_a_factor_and_a_killed_agent_leaves_nothing(
     engine: Engine, home: Home, tmp_path: Path

@@ -56,7 +56,7 @@ def test_a_feed_accounts_for_every_row_and_sends_none_twice(host: Host, tmp_path
 
 
 @pytest.mark.engine
-@pytest.mark.soak
+@pytest.mark.long
 def test_from_a_dataset_to_a_drafter_over_two_kills(host: Host, trainers: Path) -> None:
     seen = travel(host, trainers, 240)
 
