@@ -32,7 +32,6 @@ async def test_a_rank_killed_in_the_barrier(engine: Engine, tmp_path: Path) -> N
     async with watched(engine, tmp_path, Launch("tiny-llama")) as watch:
         await watch.until(lambda *_: watch.tracker.phases["TP0"] == "load weights", START)
         os.kill(watch.pid("TP0"), signal.SIGSTOP)
-        await watch.until(lambda *_: watch.tracker.phases["TP1"] == "after load", 60)
         word, verdict, took = await watch.until(lambda _, verdict: verdict.kind != "none", ACCEPTED)
         assert (word, verdict.kind, verdict.rank) == ("HUNG", "straggler", "TP0")
         watch.note(verdict, took)

@@ -36,10 +36,10 @@ async def watch(source: Recorder, live: LiveSource, profile: dict[str, object]) 
                 asked.append(asyncio.create_task(live.request("launch", profile=profile)))
             if any(isinstance(event.body, StatusChanged) and event.body.status == "READY" for event in batch):
                 asked.append(asyncio.create_task(live.request("stop")))
-            if any(isinstance(event.body, RunExited) for event in batch):
+            # An answer comes by the link that brings the batches.
+            if any(isinstance(event.body, RunExited) for event in seen) and all(task.done() for task in asked):
                 break
     await asyncio.gather(*asked)
-    await live.request("shutdown")
     return seen
 
 

@@ -27,6 +27,7 @@ from kimi_console.source.replay import open_events
 pytestmark = pytest.mark.engine
 
 SECRET = "sk-7f3a90c4d21b"
+FAULTS = Path(__file__).parents[1] / "doctor" / "plugin"
 Run = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -45,17 +46,7 @@ def run(engine: Engine, home: Home) -> Run:
     """Start `kimi-agent run` in the engine's Python."""
 
     def start(profile: Path, *options: str) -> "subprocess.Popen[bytes]":
-        argv = [
-            str(engine.python),
-            "-m",
-            "kimi_agent",
-            "run",
-            "--home",
-            str(home.root),
-            "--json",
-            *options,
-            str(profile),
-        ]
+        argv = [str(engine.python), "-m", "kimi_agent", "run", "--home", str(home.root), "--json", *options]
         env = os.environ | {"PYTHONPATH": str(ensure_bundle())}
         return subprocess.Popen([*argv, str(profile)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -72,14 +63,13 @@ def everything(home: Home) -> list[Any]:
     return [event.body for event in events]
 
 
-def scratch_left() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob(f"kimi-{os.getuid()}-run-*"))
+def scratch_left(run: str) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"kimi-{os.getuid()}-{run}"))
 
 
 def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
     run: Run, engine: Engine, home: Home, tmp_path: Path
 ) -> None:
-    before = scratch_left()
     recording = tmp_path / "run.kimi"
     tables = demo_profile(engine, free_port())
     tables["server"]["flags"] = [*tables["server"]["flags"], "--api-key", SECRET]
@@ -103,21 +93,19 @@ def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
     exits = [event.body for event in events if isinstance(event.body, RunExited)]
     assert [(body.asked, body.left) for body in exits] == [(True, ())]
     assert list(open_events(recording)) == events
-    assert scratch_left() <= before
+    (name,) = {event.body.run for event in events if isinstance(event.body, RunStarted)}
+    assert scratch_left(name) == []
     assert SECRET.encode() not in b"".join(lines)
     assert not any(SECRET.encode() in path.read_bytes() for path in home.journal.iterdir() if path.is_file())
     assert any(SECRET.encode() in path.read_bytes() for path in home.root.glob("runs/*/server.log"))
 
 
+@pytest.mark.long
 def test_a_server_that_fails_is_started_again_and_sigterm_ends_it_all(
     run: Run, engine: Engine, home: Home, tmp_path: Path
 ) -> None:
-    model = tmp_path / "broken"
-    model.mkdir()
-    (model / "config.json").write_text('{"architectures": ["Nope"], "model_type": "nope"}')
     tables = demo_profile(engine, free_port())
-    tables["server"]["model"] = str(model)
-    tables["capture"] = {"enabled": False}
+    tables["env"] |= {"KIMI_TEST_FAULT": "load-raises", "PYTHONPATH": f"{tables['env']['PYTHONPATH']}:{FAULTS}"}
     profile = write(tmp_path / "broken.toml", tables)
     with run(profile, "--restart", "failed", "--restarts", "1", "--end-agent") as process:
         _, errors = process.communicate(timeout=200)
