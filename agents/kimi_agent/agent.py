@@ -15,6 +15,7 @@ import orjson
 from kimi_agent import __version__
 from kimi_agent.bugreport.serve import Bundles
 from kimi_agent.bundle import build_id, prune_cache
+from kimi_agent.child import run_command
 from kimi_agent.engine.argv import Problem
 from kimi_agent.engine.flags import installed_version
 from kimi_agent.errors import KimiError, LaunchError, UsageError
@@ -340,19 +341,12 @@ class Agent:
 
     async def _shards_command(self, *arguments: str) -> Any:
         """Ask a child process: reading tensors must not cost the agent its memory or its pace."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kimi_agent", "shards", *arguments, "--json",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
         try:
-            out, err = await asyncio.wait_for(process.communicate(), SHARDS_DEADLINE)
-        except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
-            process.kill()
-            await process.wait()
+            _, out, words = await run_command("shards", *arguments, "--json", deadline=SHARDS_DEADLINE)
+        except TimeoutError as error:
             raise KimiError(f"reading {arguments[1]} took longer than {SHARDS_DEADLINE:.0f} s") from error
         if not out:
-            words = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise KimiError(words.removeprefix("kimi-agent: ") or f"{arguments[1]} cannot be read", slug="shards")
+            raise KimiError(words or f"{arguments[1]} cannot be read", slug="shards")
         return orjson.loads(out)
 
     async def _sample_host(self) -> None:

@@ -11,7 +11,6 @@ GOOD_FOR = 600.0
 """Seconds of READY after which earlier failures are forgotten."""
 HUNG_FOR = 60.0
 """Seconds of HUNG after which `restart = hung` stops the server."""
-RESTARTS = ("never", "failed", "hung")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Policy:
     """What a headless run does without being asked."""
 
     restart: str = "never"
-    """One of RESTARTS: after a server that ended by itself, or also after one that hangs."""
+    """never, failed or hung: after a server that ended by itself, or also after one that hangs."""
     restarts: int = 5
     """Starts in a row that may fail before it is given up."""
     lifetime: float | None = None

@@ -35,12 +35,11 @@ class Packing:
         """Where the receiver finds an array."""
         whole = np.ascontiguousarray(array)
         found = self._locate(whole)
+        region, first = found or (None, self._size)
         if found is None:
-            found = (None, self._size)  # type: ignore[assignment]
             self.tail.append(whole)
             self._size += whole.nbytes
-        assert found is not None
-        return (*found, whole.dtype.str, whole.shape)
+        return region, first, whole.dtype.str, whole.shape
 
 
 class Regions:

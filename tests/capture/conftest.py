@@ -20,6 +20,7 @@ import pytest
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.host.procfs import run_processes, shm_segments
+from kimi_console.demo.profile import free_port
 
 ENGINE = Path(__file__).parents[2] / ".engine"
 PYTHON = ENGINE / "bin" / "python"
@@ -100,12 +101,6 @@ class Server:
         answers = [ask(path, {"op": "stop", "drain": drain}, drain + 60) for path in self.writers()]
         assert all(answer["ok"] for answer in answers), answers
         return [answer["status"]["dump"] for answer in answers]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(tp: int, sockets: Path, root: Path, shard_mib: int) -> dict[str, str]:

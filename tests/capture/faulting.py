@@ -30,8 +30,9 @@ from kimi_capture.format import (
     to_float32,
 )
 from kimi_capture.parts import write_shard
+from kimi_console.demo.profile import free_port
 
-from .conftest import ENGINE, PYTHON, Server, environment, free_port, stop, wait_ready
+from .conftest import ENGINE, PYTHON, Server, environment, stop, wait_ready
 
 Array = npt.NDArray[Any]
 MODEL: Final = ENGINE / "models" / "tiny-kimi25"

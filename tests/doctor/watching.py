@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +27,7 @@ from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.reduce import reduce
 from kimi_agent.model.state import State
 from kimi_console.demo.engine import Engine
+from kimi_console.demo.profile import free_port
 
 FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--trust-remote-code", "--max-total-tokens", "4096",
          "--context-length", "2048", "--disable-radix-cache")  # fmt: skip
@@ -173,13 +173,6 @@ def environment(engine: Engine, launch: Launch, sockets: Path) -> dict[str, str]
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SGLANG_NCCL_SO_PATH": "/nonexistent",
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1", "KIMI_TEST_FAULT": launch.fault, **launch.env,
     }  # fmt: skip
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

@@ -18,6 +18,9 @@ import pytest
 
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
+from kimi_console.demo.profile import free_port
+from kimi_console.remote.ssh import Deadlines, open_ssh
+from kimi_console.source.questions import Questions
 
 
 def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
@@ -35,11 +38,18 @@ def fingerprint(path: Path) -> str:
     return words.stdout.split()[1]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+async def login(
+    questions: Questions | None = None, deadlines: Deadlines | None = None, *, host: str = "gpu-07",
+    config: Path | None = None,
+) -> str:  # fmt: skip
+    """What a command over a connection prints."""
+    connection = await open_ssh(host, config, deadlines, questions)
+    try:
+        done = await connection.run("echo $HOME", check=True)
+    finally:
+        connection.abort()
+        await connection.wait_closed()
+    return str(done.stdout).strip()
 
 
 @dataclass

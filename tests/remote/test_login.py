@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from kimi_agent.errors import Exit, KimiError
+from kimi_console.demo.profile import free_port
 from kimi_console.remote.dial import ssh_dial
-from kimi_console.remote.ssh import Deadlines, open_ssh
+from kimi_console.remote.ssh import Deadlines
 from kimi_console.source.live import LiveSource, Patience
 from kimi_console.source.questions import LoginCancelled, Question, Questions
 
-from .conftest import Sshd, fingerprint, free_port, keygen
+from .conftest import Sshd, fingerprint, keygen, login
 
 PASSWORD = "password of operator on gpu-07"
 
@@ -37,17 +38,6 @@ class Typist:
     @property
     def prompts(self) -> list[str]:
         return [question.prompt for question in self.asked]
-
-
-async def login(questions: Questions | None = None, deadlines: Deadlines | None = None) -> str:
-    """What a command over the connection prints."""
-    connection = await open_ssh("gpu-07", None, deadlines, questions)
-    try:
-        done = await connection.run("echo $HOME", check=True)
-    finally:
-        connection.abort()
-        await connection.wait_closed()
-    return str(done.stdout).strip()
 
 
 async def refused(questions: Questions | None = None) -> KimiError:

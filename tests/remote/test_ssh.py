@@ -10,23 +10,13 @@ from pathlib import Path
 import pytest
 
 from kimi_agent.errors import Exit, KimiError, UnavailableError, UsageError
+from kimi_console.demo.profile import free_port
 from kimi_console.remote.config import named_hosts
-from kimi_console.remote.ssh import Deadlines, open_ssh, parse_host
+from kimi_console.remote.ssh import Deadlines, parse_host
 
-from .conftest import Sshd, fingerprint, free_port, keygen
+from .conftest import Sshd, fingerprint, keygen, login
 
 Console = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-async def login(config: Path | None = None, deadlines: Deadlines | None = None, host: str = "gpu-07") -> str:
-    """What a command over the connection prints."""
-    connection = await open_ssh(host, config, deadlines)
-    try:
-        done = await connection.run("echo $HOME", check=True)
-    finally:
-        connection.abort()
-        await connection.wait_closed()
-    return str(done.stdout).strip()
 
 
 async def refused(**options: object) -> KimiError:
@@ -43,7 +33,7 @@ async def test_an_alias_with_a_key_file_logs_in(sshd: Sshd) -> None:
 async def test_another_config_file_is_used_instead_of_the_users(sshd: Sshd, tmp_path: Path) -> None:
     sshd.trust()
     other = sshd.config.rename(tmp_path / "elsewhere")
-    assert await login(other) == str(sshd.home)
+    assert await login(config=other) == str(sshd.home)
 
 
 async def test_the_key_may_come_from_an_ssh_agent(sshd: Sshd, ssh_agent: Callable[[Path], None]) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ from kimi_agent.bundle import ensure_bundle
 from kimi_agent.errors import Exit
 from kimi_agent.model.events import RunExited, RunStarted, StatusChanged
 from kimi_agent.paths import Home
-from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
 from kimi_console.source.replay import open_events
+
+from .asking import history
 
 pytestmark = pytest.mark.engine
 
@@ -53,16 +53,6 @@ def run(engine: Engine, home: Home) -> Run:
     return start
 
 
-def everything(home: Home) -> list[Any]:
-    """The bodies of all events, as a console that comes now sees them."""
-    client = Client(home.socket)
-    last = client.request("subscribe", epoch=None, after=0)["last"]
-    events = [decode_event(line) for line in islice(client.events(), last)]
-    client.close()
-    assert [event.seq for event in events] == list(range(1, last + 1))
-    return [event.body for event in events]
-
-
 def scratch_left(run: str) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"kimi-{os.getuid()}-{run}"))
 
@@ -82,7 +72,7 @@ def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
             if b'"READY"' in line:
                 shown = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
                 assert not any(SECRET in word for argv in shown for word in argv)
-                bodies = everything(home)
+                bodies = [event.body for event in history(home)]
                 assert any(isinstance(body, RunStarted) for body in bodies)
                 assert any(isinstance(body, StatusChanged) and body.status == "STARTING" for body in bodies)
         assert process.stderr is not None
@@ -125,5 +115,5 @@ def test_a_server_that_fails_is_started_again_and_sigterm_ends_it_all(
         process.communicate(timeout=60)
         assert time.monotonic() - begun < 40
     assert process.returncode == Exit.OK
-    bodies = everything(home)
+    bodies = [event.body for event in history(home)]
     assert [body.asked for body in bodies if isinstance(body, RunExited)] == [False, False, True]

@@ -3,11 +3,8 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +15,10 @@ from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import RunState
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
-from kimi_agent.wire.codec import decode_event
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
+
+from .asking import history, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -47,31 +45,15 @@ def _start(engine: Engine, home: Home) -> Client:
     return Client(home.socket)
 
 
-def history(home: Home) -> RunState:
-    """The run as a client that comes now and reads the whole journal sees it."""
-    client = Client(home.socket)
-    last = client.request("subscribe", epoch=None, after=0)["last"]
-    events = [decode_event(line) for line in islice(client.events(), last)]
-    assert [event.seq for event in events] == list(range(1, last + 1))
-    client.close()
-    run = fold(events).run
+def run_of(home: Home) -> RunState:
+    """The run as a client that comes now sees it."""
+    run = fold(history(home)).run
     assert run is not None
     return run
 
 
-def wait_for(client: Client, what: str, holds: Callable[[dict[str, Any]], object], timeout: float) -> dict[str, Any]:
-    """Ask for the status until it `holds`."""
-    deadline = time.monotonic() + timeout
-    while True:
-        run: dict[str, Any] = client.request("status")["run"]
-        if holds(run):
-            return run
-        assert time.monotonic() < deadline, f"not {what} after {timeout} s: {run}"
-        time.sleep(0.2)
-
-
 def pid_of(home: Home, rank: str) -> int:
-    return next(sample.pid for sample in history(home).samples if sample.rank == rank)
+    return next(sample.pid for sample in run_of(home).samples if sample.rank == rank)
 
 
 def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], engine: Engine, home: Home) -> None:
@@ -92,7 +74,7 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     assert again.hello["pid"] != client.hello["pid"]
     run = wait_for(again, "ready again", lambda run: run["status"] == "READY", 20)
     assert run["run"] == run_id
-    state = history(home)
+    state = run_of(home)
     assert state.started.adopted is False
     assert state.exited is None
     log = Path(home.run(run_id) / "server.log").read_bytes()
@@ -111,7 +93,7 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     run = wait_for(again, "ended", lambda run: not run["alive"], 90)
     assert run["status"] == "FAILED"
     assert (run["verdict"]["kind"], run["verdict"]["rank"]) == ("dead_rank", "TP1")
-    state = history(home)
+    state = run_of(home)
     assert state.exited is not None
     assert state.exited.left == ()
     assert state.dump is not None

@@ -4,10 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
-from itertools import islice
-from typing import Any
 
 import pytest
 
@@ -16,31 +12,16 @@ from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import State
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
-from kimi_agent.wire.codec import decode_event
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
 
+from .asking import history, wait_for
 from .test_canary import one_token
 
 
-def wait_for(client: Client, what: str, holds: Callable[[dict[str, Any]], object], timeout: float) -> dict[str, Any]:
-    """Ask for the status until it `holds`."""
-    deadline = time.monotonic() + timeout
-    while True:
-        run: dict[str, Any] = client.request("status")["run"]
-        if holds(run):
-            return run
-        assert time.monotonic() < deadline, f"not {what} after {timeout} s: {run}"
-        time.sleep(0.2)
-
-
 def state_of(home: Home) -> State:
-    """What a client that comes now and reads the whole journal knows."""
-    client = Client(home.socket)
-    last = client.request("subscribe", epoch=None, after=0)["last"]
-    state = fold(decode_event(line) for line in islice(client.events(), last))
-    client.close()
-    return state
+    """What a client that comes now knows."""
+    return fold(history(home))
 
 
 @pytest.mark.engine

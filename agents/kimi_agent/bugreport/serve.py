@@ -1,15 +1,14 @@
 """A bundle over the wire: a child process writes it, a client reads it piece by piece."""
 
-import asyncio
 import base64
 import json
 import os
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from kimi_agent.bugreport.archive import default_name
+from kimi_agent.child import run_command
 from kimi_agent.errors import KimiError, UsageError
 from kimi_agent.paths import Home, private_dir
 
@@ -43,19 +42,12 @@ class Bundles:
         command = ["bundle", "--home", str(self._home.root), "-o", str(self._directory / name), "--json"]
         command += ["--run", run] if run is not None else []
         command += [word for host in hosts for word in ("--host", str(host))]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kimi_agent", *command,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
         try:
-            out, err = await asyncio.wait_for(process.communicate(), DEADLINE)
-        except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
-            process.kill()
-            await process.wait()
+            code, out, words = await run_command(*command, deadline=DEADLINE)
+        except TimeoutError as error:
             raise KimiError(f"the bundle was not written in {DEADLINE:.0f} s", "Look at the host's load.") from error
-        if process.returncode:
-            words = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise KimiError(words.removeprefix("kimi-agent: ") or "the bundle could not be written", slug="bundle")
+        if code:
+            raise KimiError(words or "the bundle could not be written", slug="bundle")
         self._forget_old()
         answer: dict[str, Any] = json.loads(out)
         return answer | {"bundle": name}

@@ -9,7 +9,6 @@ from kimi_agent.engine.dialects import canonical
 from kimi_agent.engine.options import number, present
 
 DETOKENIZER: Final = "detokenizer"
-CONTROLLER: Final = "data_parallel_controller"
 TOKENIZER: Final = "tokenizer_worker"
 
 _TITLE = re.compile(r"sglang::(?P<role>[a-z_]+?)(?:_(?P<tag>(?:(?:DP|PP|ATTN_CP|MOE_DP|TP|EP)\d+_?)+))?(?::\d+)?$")

@@ -85,11 +85,6 @@ class Weights:
         """1 where the norms multiply by 1 + weight, else 0."""
         return 1.0 if str(self.text_config.get("model_type", "")).startswith(ONE_PLUS) else 0.0
 
-    @property
-    def norm_eps(self) -> float:
-        """The final norm's epsilon."""
-        return float(self.text_config.get("rms_norm_eps", 1e-6))
-
     def final_norm(self) -> npt.NDArray[np.float32]:
         """[hidden] what the final norm multiplies by: its weight, with the offset in it. Raises NoWeight."""
         weight = next(self.blocks(self._name(FINAL_NORM, "the final norm")))[1]

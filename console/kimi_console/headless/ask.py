@@ -1,6 +1,8 @@
 """One answer of an agent, without subscribing to its events."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from kimi_console.source.client import AgentClient, Dial
@@ -12,10 +14,21 @@ async def ask(dial: Dial, method: str, **params: Any) -> Any:
     Raises:
         KimiError: the agent cannot be reached, or refuses.
     """
+    async with connected(dial) as client:
+        return await client.request(method, **params)
+
+
+@asynccontextmanager
+async def connected(dial: Dial) -> AsyncIterator[AgentClient]:
+    """A connection whose answers are read until it is left.
+
+    Raises:
+        KimiError: the agent cannot be reached.
+    """
     client = await AgentClient.greet(await dial())
     reading = asyncio.create_task(_read(client))
     try:
-        return await client.request(method, **params)
+        yield client
     finally:
         await client.close()
         await reading

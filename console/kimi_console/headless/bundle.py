@@ -1,9 +1,9 @@
 """`bundle`: a run's bundle from a host, without a screen."""
 
-import asyncio
 from pathlib import Path
 
-from kimi_console.source.client import AgentClient, Dial
+from kimi_console.headless.ask import connected
+from kimi_console.source.client import Dial
 from kimi_console.source.fetch import fetch_bundle
 
 
@@ -16,16 +16,6 @@ async def bundle_from(dial: Dial, host: str, run: str | None, output: Path | Non
     Raises:
         KimiError: the agent cannot be reached or refuses, or the file cannot be written.
     """
-    client = await AgentClient.greet(await dial())
-    reading = asyncio.create_task(_read(client))
     directory, name = (output.parent, output.name) if output is not None else (Path.cwd(), None)
-    try:
+    async with connected(dial) as client:
         return await fetch_bundle(client.request, directory, run=run, hosts=[host], name=name)
-    finally:
-        await client.close()
-        await reading
-
-
-async def _read(client: AgentClient) -> None:
-    async for _ in client.batches():
-        continue

@@ -15,12 +15,9 @@ from kimi_console.source.session import Session
 from kimi_console.tui.actions import BY_ID
 from kimi_console.tui.board import Board
 from kimi_console.tui.clock import HostClock
-from kimi_console.tui.palette import ActionProvider
 from kimi_console.tui.screens.question import ask_on_screen
 from kimi_console.tui.shell import Shell
 from kimi_console.tui.terminal import check_terminal
-
-Board.COMMANDS = {ActionProvider}
 
 
 class KimiApp(Shell):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.command import Provider
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -39,9 +40,16 @@ REFRESH = 0.5
 SPECS: tuple[PaneSpec, ...] = (LAUNCH, WHY, RANKS, THROUGHPUT, HOST, DUMP)
 
 
+def _palette() -> type[Provider]:
+    from kimi_console.tui.palette import ActionProvider  # noqa: PLC0415 - the palette knows the board
+
+    return ActionProvider
+
+
 class Board(Screen[None]):
     """The main screen."""
 
+    COMMANDS: ClassVar = {_palette}
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(action.key, f"run('{action.id}')", action.label, id=action.id, show=False) for action in ACTIONS),
         Binding("escape", "back", show=False),

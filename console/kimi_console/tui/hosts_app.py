@@ -15,13 +15,10 @@ from kimi_console.source.session import Session
 from kimi_console.source.watching import Watching
 from kimi_console.tui.board import Board
 from kimi_console.tui.clock import HostClock
-from kimi_console.tui.palette import ActionProvider
 from kimi_console.tui.screens.home import Home
 from kimi_console.tui.screens.question import ask_on_screen
 from kimi_console.tui.shell import Shell
 from kimi_console.tui.terminal import check_terminal
-
-Board.COMMANDS = {ActionProvider}
 
 
 class HostsApp(Shell):
