@@ -1,5 +1,6 @@
 """Fixtures that every room may use."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ CHECKOUT = Path(__file__).parent.parent
 # On a shared machine an example may take any time: what is asserted is what the code does, not how fast.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and every child of ours would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

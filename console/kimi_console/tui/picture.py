@@ -20,13 +20,15 @@ async def picture(player: Player, path: Path, *, size: tuple[int, int] = SIZE, t
     player.playing = False
     player.go(player.end)
     app = KimiApp(Session(player), theme=theme)
-    async with app.run_test(size=size) as pilot:
-        while not player.ended:
-            await pilot.pause()
-        await pilot.pause(0.2)
-        app.board.draw()
-        await pilot.pause(0.2)
-        drawn = app.export_screenshot()
+    try:
+        async with app.run_test(size=size) as pilot:
+            while not player.ended:
+                await pilot.pause()
+            await pilot.pause(0.2)
+            app.board.draw()
+            await pilot.pause(0.2)
+            drawn = app.export_screenshot()
+    finally:
         await player.close()
     try:
         path.write_text(drawn, "utf-8")
