@@ -6,7 +6,7 @@ from typing import Final
 
 from kimi_console.source.session import Session
 from kimi_console.tui.panes.dump import active
-from kimi_console.tui.screens.bisect import startable
+from kimi_console.tui.panes.why import startable
 
 Reason = Callable[[Session], str]
 """Why an action cannot be done now, in words; empty when it can."""

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kimi_agent.model.events import Verdict
-from kimi_agent.model.state import RingEntry
+from kimi_agent.model.state import RingEntry, State
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, crop, fit, hanging, paragraphs, spread, wrap
 from kimi_console.tui.panes.base import Drawing, PaneSpec
@@ -20,7 +20,22 @@ def _depends(view: View) -> tuple[object, ...]:
     if run is None:
         return (view.lost, view.link_trouble, view.unheard)
     latched = latched_entries(view)
-    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link_trouble, latched)
+    keys = (view.link.state, view.read_only, startable(view.state))
+    return (run.verdict, run.status, run.status_reason, run.exited, view.lost, view.link_trouble, latched, *keys)
+
+
+def startable(state: State) -> str:
+    """Why no bisection can be started now, in words; empty when one can."""
+    run, table = state.run, state.bisect
+    if table is not None and table.active:
+        return "a bisection goes on"
+    if run is None:
+        return "there has been no start yet that could be taken apart"
+    if table is not None and run.started.run in {one.run for one in table.attempts}:
+        return ""
+    if run.status not in ("HUNG", "FAILED"):
+        return "a start is only taken apart when it hangs or has failed"
+    return "" if run.ready_time is None else "only starts are compared, and this server had been ready"
 
 
 def headline(verdict: Verdict, status: str) -> Line:
@@ -86,7 +101,14 @@ def _verdict(view: View, width: int, height: int) -> list[Line]:
         lines += item
         room -= len(item)
     lines += ruled_out[: max(0, room)]
-    return [*lines, *advice][:height]
+    return [*lines, *advice, _keys(view)][:height]
+
+
+def _keys(view: View) -> Line:
+    """What can be pressed now to know more."""
+    acts = view.link.state == "live" and not view.read_only
+    bisect = ["b bisect"] if acts and not startable(view.state) else []
+    return [("   " + "   ".join(["d evidence", *bisect, *(["w write bundle"] if acts else [])]), "dim")]
 
 
 def _quiet(view: View, width: int) -> list[Line]:

@@ -16,6 +16,7 @@ from kimi_console.tui import format as fmt
 from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, Role, hanging, left, paragraphs, right
 from kimi_console.tui.pane import rule
+from kimi_console.tui.panes.why import startable
 from kimi_console.tui.rows import Rows
 
 REFRESH = 0.5
@@ -23,20 +24,6 @@ GLYPHS: dict[str, tuple[str, Role]] = {
     "passed": ("✓", "good"), "hung": ("✖", "bad"), "failed": ("✖", "bad"), "running": ("▸", "move"),
     "waiting": ("·", "dim"), "skipped": ("–", "dim"), "stopped": ("–", "warn"),
 }  # fmt: skip
-
-
-def startable(state: State) -> str:
-    """Why no bisection can be started now, in words; empty when one can."""
-    run, table = state.run, state.bisect
-    if table is not None and table.active:
-        return "a bisection goes on"
-    if run is None:
-        return "there has been no start yet that could be taken apart"
-    if table is not None and run.started.run in {one.run for one in table.attempts}:
-        return ""
-    if run.status not in ("HUNG", "FAILED"):
-        return "a start is only taken apart when it hangs or has failed"
-    return "" if run.ready_time is None else "only starts are compared, and this server had been ready"
 
 
 class BisectScreen(ModalScreen[None]):
