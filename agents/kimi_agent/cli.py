@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi_agent import __version__
-from kimi_agent.errors import Exit, KimiError
+from kimi_agent.errors import Exit, KimiError, UsageError
 from kimi_agent.paths import Home, default_home
 
 
@@ -100,7 +100,9 @@ def _parser(*, shards: bool) -> argparse.ArgumentParser:
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("profile", type=Path)
     run.add_argument("--until", choices=("ready", "exit"), default="exit")
-    run.add_argument("--dump", type=Path, help="write a dump there from READY on")
+    run.add_argument("--dump", type=Path, help="write a dump there from READY on; after a restart it goes on")
+    run.add_argument("--resume", action="store_true", help="go on with a dump of an earlier run")
+    run.add_argument("--force", action="store_true", help="start in spite of what the model's files and ports show")
     run.add_argument("--timeout", type=float, help="seconds until --until must hold; then the server is stopped")
     run.add_argument("--json", action="store_true", help="events as NDJSON on stdout")
     run.add_argument("--record", type=Path, metavar="FILE", help="append all events to a recording")
@@ -171,6 +173,8 @@ def _run(args: argparse.Namespace) -> int:
     from kimi_agent.runs import plan
 
     loaded = profile.load(args.profile)
+    if args.resume and args.dump is None:
+        raise UsageError("--resume needs --dump", "Name the dump to go on with.")
     if args.only_print:
         made = plan.make_plan(loaded, _home(args))
         env = plan.capture_env(made, "RUN", Path("SOCKETS"))
@@ -180,6 +184,7 @@ def _run(args: argparse.Namespace) -> int:
     options = RunOptions(
         until=args.until, dump=args.dump, timeout=args.timeout, as_json=args.json, record=args.record,
         policy=Policy(args.restart, args.restarts, args.lifetime, args.idle_stop), end_agent=args.end_agent,
+        resume=args.resume, force=args.force,
     )  # fmt: skip
     return run_headless(loaded, _home(args), options)
 

@@ -41,6 +41,10 @@ class RunOptions:
     policy: Policy = field(default_factory=Policy)
     end_agent: bool = False
     """Whether the agent ends with the run, as under a service manager."""
+    resume: bool = False
+    """Whether the dump is one of an earlier run that is gone on with."""
+    force: bool = False
+    """Whether it is launched in spite of what its model's files and its ports show."""
 
 
 class _Asked(BaseException):
@@ -97,6 +101,7 @@ class _Headless:
         self._options = options
         self._state = State()
         self._keeper = Keeper(options.policy)
+        self._resume = options.resume
         self._hung = False
         """Whether the last run was stopped because it hung."""
         self._recording = RecordingWriter(options.record) if options.record is not None else None
@@ -109,7 +114,7 @@ class _Headless:
         """Launch and follow until it is over; a server that ends by itself is started again as the policy says."""
         while True:
             self._keeper.launched()
-            run = self._client.request("launch", profile=self._tables)["run"]
+            run = self._client.request("launch", profile=self._tables, force=self._options.force)["run"]
             code = self._follow(run)
             if code is not None:
                 return code
@@ -137,8 +142,8 @@ class _Headless:
                 _talk(f"stopping the server: {REASONS[due]}")
                 self._client.request("stop")
             elif state.status == "READY" and not dumping and self._options.dump is not None:
-                self._client.request("dump_start", name=self._options.dump.name)
-                dumping = True
+                self._client.request("dump_start", name=self._options.dump.name, resume=self._resume)
+                dumping = self._resume = True
             if self._options.until == "ready" and state.status == "READY":
                 return int(Exit.OK)
 

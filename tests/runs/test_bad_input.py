@@ -112,3 +112,12 @@ def test_unreadable_profile(engine: Engine, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"kimi-agent: cannot read profile {tmp_path / 'none.toml'}: No such file")
     assert done.stderr.count("\n") == 1
+
+
+def test_resume_without_a_dump(engine: Engine, profile: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "profile.toml").write_text(toml(profile))
+    done = subprocess.run(
+        [engine.python, "-m", "kimi_agent", "run", "--resume", tmp_path / "profile.toml"],
+        env=os.environ | {"PYTHONPATH": str(ensure_bundle())}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "kimi-agent: --resume needs --dump. Name the dump to go on with.\n")

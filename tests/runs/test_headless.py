@@ -15,8 +15,9 @@ import pytest
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.errors import Exit
-from kimi_agent.model.events import RunExited, RunStarted, StatusChanged
+from kimi_agent.model.events import DumpSampled, RunExited, RunStarted, StatusChanged
 from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
@@ -117,3 +118,36 @@ def test_a_server_that_fails_is_started_again_and_sigterm_ends_it_all(
     assert process.returncode == Exit.OK
     bodies = [event.body for event in history(home)]
     assert [body.asked for body in bodies if isinstance(body, RunExited)] == [False, False, True]
+
+
+@pytest.mark.long
+def test_a_server_that_is_killed_comes_back_and_goes_on_with_its_dump(
+    run: Run, engine: Engine, home: Home, tmp_path: Path
+) -> None:
+    tables = demo_profile(engine, free_port())
+    dump = tmp_path / "dumps" / "kept"
+    options = ("--restart", "failed", "--dump", str(dump), "--force", "--timeout", "500")
+    with run(write(tmp_path / "tiny.toml", tables), *options) as process:
+        assert process.stdout is not None
+        starts: list[RunStarted] = []
+        for line in process.stdout:
+            body = decode_event(line).body
+            if isinstance(body, RunStarted):
+                starts.append(body)
+            elif isinstance(body, DumpSampled) and body.state == "writing":
+                if len(starts) == 2:
+                    break
+                os.kill(server_of(home), signal.SIGKILL)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == Exit.OK, errors
+    assert len(starts) == 2
+    assert list(dump.parent.iterdir()) == [dump], "the second run writes the first one's dump"
+
+
+def server_of(home: Home) -> int:
+    """Pid of the server's main process."""
+    client = Client(home.socket)
+    pid = int(client.request("status")["run"]["pid"])
+    client.close()
+    return pid
