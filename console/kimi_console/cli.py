@@ -146,7 +146,7 @@ def demo(headless: bool, as_json: bool, dump: Path | None, yes: bool, replay: st
 @showing
 def replay(file: Path, speed: float | None, at: str | None, follow: bool, against: Path | None, **show: Any) -> int:
     """Play back FILE: a recording, an agent's journal, a log of SGLang or vLLM (gzip and zstd too), or - for a pipe."""
-    from kimi_console.commands import compare_with, play
+    from kimi_console.playing import compare_with, play
 
     if against is not None:
         return compare_with(file, against, speed, at, **show)

@@ -1,59 +1,24 @@
 """What the commands do once their arguments are read: open a source, then show it on a screen or without one."""
 
 import asyncio
-import math
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from kimi_agent.errors import Exit
-from kimi_agent.model.state import State
 from kimi_agent.profile import Profile, load
-from kimi_console.compare.comparison import Comparison
-from kimi_console.compare.files import compare_files
-from kimi_console.compare.text import comparison_text
 from kimi_console.headless.bundle import bundle_from
-from kimi_console.headless.diagnose import EXITS, Report, is_file, report_file, report_host
-from kimi_console.headless.stream import stream
+from kimi_console.headless.diagnose import Report, is_file, report_file, report_host
 from kimi_console.headless.terminal import terminal_handler
 from kimi_console.hosts import host_settings
 from kimi_console.paths import profiles_dir
 from kimi_console.places import remember_recording
+from kimi_console.showing import Show, present
 from kimi_console.source.client import Dial
 from kimi_console.source.fetch import taken_out
-from kimi_console.source.growing import GrowingSource
-from kimi_console.source.importing import PIPE
 from kimi_console.source.live import LiveSource
 from kimi_console.source.local import check_python, local_dial, local_python
-from kimi_console.source.opening import Opened
 from kimi_console.source.questions import Questions
-from kimi_console.source.recorder import Batches, Recorder
-from kimi_console.source.replay import ReplaySource
-from kimi_console.source.session import Session
-from kimi_console.source.watching import keep_in_mind
-from kimi_console.store.file import FileLines
-
-
-@dataclass(frozen=True, slots=True)
-class Show:
-    """How a source is shown."""
-
-    headless: bool = False
-    as_json: bool = False
-    """Without a screen, as NDJSON."""
-    ascii: bool = False
-    theme: str | None = None
-    mouse: bool = True
-
-    @property
-    def screen(self) -> bool:
-        """Whether there is a screen at all."""
-        return not (self.headless or self.as_json)
+from kimi_console.source.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,55 +87,7 @@ class Watch:
         if self.record is not None:
             remember_recording(self.record)
         profiles: list[Profile | Path] = [*([self.profile] if self.profile is not None else []), *self.others]
-        return asyncio.run(_present(source, live, profiles, self.show, questions))
-
-
-def compare_with(file: Path, other: Path, speed: float | None, at: str | None, **show: Any) -> int:
-    """Compare two files: as one JSON object, as text, or on the screen that plays the first.
-
-    Raises:
-        UsageError: one of them cannot be read, or is nothing that can be played.
-    """
-    shown, found = Show(**show), compare_files(file, other)
-    if shown.screen:
-        opened = Opened(file, speed=math.inf if speed is None else speed, at=at)
-        return asyncio.run(_play(opened, shown, found))
-    if shown.as_json:
-        sys.stdout.buffer.write(orjson.dumps(found.as_dict(), option=orjson.OPT_APPEND_NEWLINE))
-    else:
-        sys.stdout.write(comparison_text(found))
-    return Exit.OK
-
-
-def play(file: Path, speed: float | None, at: str | None, *, follow: bool = False, **show: Any) -> int:
-    """Play back a file.
-
-    Returns:
-        Without a screen, the exit code of the last status; else the screen's.
-
-    Raises:
-        UsageError: the file cannot be played.
-    """
-    shown = Show(**show)
-    if shown.screen and file.is_file():
-        remember_recording(file)
-    if not shown.screen and (follow or str(file) == PIPE):
-        return asyncio.run(_present(GrowingSource(str(file)), None, (), shown))
-    if not shown.screen:
-        return asyncio.run(_present(ReplaySource(file, speed, at), None, (), shown))
-    return asyncio.run(_play(Opened(file, speed=math.inf if speed is None else speed, at=at, follow=follow), shown))
-
-
-async def _play(opened: Opened, show: Show, comparison: Comparison | None = None) -> int:
-    """Show a recording on a screen until the operator leaves."""
-    # The screen's modules take as long to load as a large file's first lines to be read: both at once.
-    loading = asyncio.create_task(asyncio.to_thread(import_module, "kimi_console.tui.app"))
-    try:
-        player = await opened.open()
-        await loading
-        return await _present(player, None, (), show, comparison=comparison, log=opened.log)
-    finally:
-        await opened.close()
+        return asyncio.run(present(source, self.show, live, profiles=profiles, questions=questions))
 
 
 def diagnose_target(target: str, python: str | None, config: Path | None) -> Report:
@@ -199,37 +116,3 @@ def bundle_host(host: str, run: str | None, output: Path | None, python: str | N
     dial = ssh_dial(host, python, config, questions=questions)
     path, removed = asyncio.run(bundle_from(dial, host, run, output))
     return f"{path}  taken out: {taken_out(removed)}"
-
-
-async def _present(
-    source: Batches,
-    live: LiveSource | None,
-    profiles: Sequence[Profile | Path],
-    show: Show,
-    questions: Questions | None = None,
-    *,
-    comparison: Comparison | None = None,
-    log: FileLines | None = None,
-) -> int:
-    """Show a source on a screen or without one until it ends or the operator leaves."""
-    try:
-        if live is not None:
-            await live.start()
-        if not show.screen:
-            return status_exit(await stream(source, as_json=show.as_json))
-        from kimi_console.tui.app import run_app  # noqa: PLC0415 - textual costs 0.2 s
-
-        session = Session(source, live, log)
-        session.comparison = comparison
-        if live is not None and questions is not None:
-            keep_in_mind(session, live.title)
-        return await run_app(
-            session, profiles=profiles, ascii=show.ascii, theme=show.theme, mouse=show.mouse, questions=questions
-        )
-    finally:
-        await source.close()
-
-
-def status_exit(state: State) -> int:
-    """The exit code that a state's status word means."""
-    return EXITS.get(state.run.status, Exit.OK) if state.run is not None else Exit.OK

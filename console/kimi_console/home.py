@@ -22,7 +22,7 @@ def show_home(config: Path | None = None, *, ascii: bool = False, theme: str | N
             from kimi_console.demo.command import run_demo  # noqa: PLC0415 - only when it was chosen
 
             return int(run_demo())
-        from kimi_console.commands import play  # noqa: PLC0415 - imports what plays recordings
+        from kimi_console.playing import play  # noqa: PLC0415 - imports what plays recordings
 
         play(Path(chosen.name), 1.0, None, ascii=ascii, theme=theme)
     return 0

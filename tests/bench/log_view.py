@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import textual
 from textual.app import App, ComposeResult
@@ -16,6 +17,7 @@ from textual.app import App, ComposeResult
 from kimi_console.store.filter import LogFilter
 from kimi_console.store.spool import LogSpool
 from kimi_console.tui.log_view import LogView
+from kimi_console.tui.paint import ROLE_CLASSES
 
 LINE = "[2025-11-29 14:03:01 TP{}] Decode batch, #running-req: 48, #token: 1201195, token usage: 0.39, {}"
 
@@ -23,6 +25,7 @@ LINE = "[2025-11-29 14:03:01 TP{}] Decode batch, #running-req: 48, #token: 12011
 class LogApp(App[None]):
     """Nothing but a log."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     CSS = "LogView { height: 1fr; }"
 
     def __init__(self, spool: LogSpool) -> None:

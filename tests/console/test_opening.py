@@ -13,7 +13,8 @@ import zstandard
 
 from kimi_agent.errors import UsageError
 from kimi_agent.model.reduce import fold
-from kimi_console.source.opening import AT_ONCE, Opened
+from kimi_console.source.behind import AT_ONCE
+from kimi_console.source.opening import Opened
 from kimi_console.source.player import Player
 from kimi_console.source.replay import open_events
 from kimi_console.source.session import Session

@@ -17,10 +17,12 @@ from kimi_agent.model.events import Event, LogLines, Note
 from kimi_agent.model.phases import PHASES, READY
 from kimi_agent.model.reduce import fold
 from kimi_agent.wire.codec import encode_event
+from kimi_console.source.kinds import is_log
 from kimi_console.source.logfile import log_lines
 from kimi_console.source.recorder import Recorder
-from kimi_console.source.replay import ReplaySource, is_log, open_events, parse_at
+from kimi_console.source.replay import ReplaySource, open_events
 from kimi_console.source.session import Session
+from kimi_console.source.when import parse_at
 
 LOGS = Path(__file__).parent.parent / "logs"
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from textual.app import App, ComposeResult
@@ -14,6 +15,7 @@ from kimi_console.store.lines import Lines
 from kimi_console.store.spool import LogSpool
 from kimi_console.tui.log_pane import LogPane
 from kimi_console.tui.log_view import LogView
+from kimi_console.tui.paint import ROLE_CLASSES
 from kimi_console.tui.theme import ANSI_VARIABLES
 
 Seen = Callable[[App[None]], str]
@@ -23,6 +25,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2Jred \x1b[31malert\x1b[0m \x9b2K [bold]not mark
 class LogApp(App[None]):
     """Nothing but a log."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     CSS_PATH = Path(kimi_console.tui.__file__).parent / "kimi.tcss"
 
     def __init__(self, spool: Lines) -> None:
@@ -205,21 +208,21 @@ async def test_a_whole_file_can_be_looked_through_beyond_what_has_been_played(tm
     path.write_text("".join(f"{line}\n" for line in numbered(0, 5000)))
     lines = FileLines(path)
     lines._thread.join()
-    lines.head = 100
+    lines.played(100)
     app = LogApp(lines)
     async with app.run_test(size=(60, 11)) as pilot:
         view = app.pane.view
         view.focus()
         await settle(pilot, view)
         assert top(view) == 90, "it follows what has been played"
-        lines.head = 200
+        lines.played(200)
         await settle(pilot, view)
         assert top(view) == 190
         await pilot.press("pagedown", "pagedown")
         await settle(pilot, view)
         assert not view.follow
         assert "line 215" in seen(pilot.app)
-        lines.head = 300
+        lines.played(300)
         await settle(pilot, view)
         assert "line 215" in seen(pilot.app), "a reader stays where he is"
         await pilot.press("end")

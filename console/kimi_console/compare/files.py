@@ -9,7 +9,8 @@ from kimi_agent.record.format import SUFFIX
 from kimi_agent.record.reader import Recording
 from kimi_console.compare.comparison import Comparison, compare
 from kimi_console.source.importing import batched, import_events
-from kimi_console.source.replay import open_events, readable
+from kimi_console.source.kinds import readable
+from kimi_console.source.replay import open_events
 
 
 @contextmanager

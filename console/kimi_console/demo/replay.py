@@ -7,7 +7,7 @@ from typing import Final
 from kimi_agent.errors import UsageError
 from kimi_agent.record.format import SUFFIX
 from kimi_agent.record.reader import Recording
-from kimi_console.commands import play
+from kimi_console.playing import play
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 FIRST: Final = "startup"

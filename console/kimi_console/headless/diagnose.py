@@ -17,11 +17,12 @@ from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import State
 from kimi_agent.wire.codec import WireError
 from kimi_console.headless.ask import ask
+from kimi_console.headless.exits import EXITS
 from kimi_console.source.client import Dial
 from kimi_console.source.files import chunks_of
-from kimi_console.source.replay import is_log, open_events
+from kimi_console.source.kinds import is_log
+from kimi_console.source.replay import open_events
 
-EXITS = {"SLOW": Exit.SLOW, "HUNG": Exit.HUNG, "FAILED": Exit.FAILED}
 UNSEEN = "unknown"
 """A rank's process state where only a log was read."""
 NO_VERDICT = Verdict("none", "nothing is known to be wrong")

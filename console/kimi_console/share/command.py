@@ -10,7 +10,7 @@ from kimi_agent.record.reader import Recording
 from kimi_console.compare.files import whole
 from kimi_console.share.export import Wanted, export
 from kimi_console.source.player import Player
-from kimi_console.source.replay import parse_at
+from kimi_console.source.when import parse_at
 
 
 def export_file(

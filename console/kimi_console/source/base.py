@@ -2,9 +2,12 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kimi_agent.model.events import Event
+
+PIPE: Final = "-"
+"""Names standard input where a file is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,16 @@ from kimi_agent.model.state import State
 from kimi_agent.record.format import CHECKPOINT_EVENTS
 from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
 from kimi_agent.wire.codec import encode_event
+from kimi_console.source.base import PIPE
 from kimi_console.source.files import followed_lines, piped_lines
+from kimi_console.source.kinds import is_log
 from kimi_console.source.logfile import LogEvents
-from kimi_console.source.replay import is_log, open_events
+from kimi_console.source.replay import open_events
 
-PIPE: Final = "-"
+EAGER: Final = 4
+"""Batches that are in the file at once; the later ones within a second."""
 NICE: Final = 10
-"""What reads behind gives way to what shows."""
+"""After these, what reads behind gives way to what shows."""
 
 
 def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
@@ -40,11 +43,11 @@ def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
     writer = RecordingWriter(path)
     state, flushed = State(), 0.0
     try:
-        for batch in batches:
+        for number, batch in enumerate(batches):
             writer.append(batch, [encode_event(event) for event in batch], state)
             for event in batch:
                 state = resume(state, event)
-            if time.monotonic() - flushed > FLUSH_PERIOD or not batch:
+            if number < EAGER or time.monotonic() - flushed > FLUSH_PERIOD or not batch:
                 writer.flush()
                 flushed = time.monotonic()
     finally:
@@ -67,18 +70,25 @@ def batches_of(source: str, *, follow: bool) -> Iterator[Sequence[Event]]:
 
 
 def batched(events: Iterator[Event]) -> Iterator[list[Event]]:
-    """Events in lists: the first alone, so that it can be seen at once, then as many as lie between two checkpoints."""
-    yield list(islice(events, 1))
-    while batch := list(islice(events, CHECKPOINT_EVENTS)):
+    """Events in lists: the first alone, so that it can be seen at once, then up to as many as a checkpoint's."""
+    size = 1
+    while batch := list(islice(events, size)):
         yield batch
+        size = min(4 * size, CHECKPOINT_EVENTS)
+
+
+def _gently(batches: Iterable[Sequence[Event]]) -> Iterator[Sequence[Event]]:
+    for number, batch in enumerate(batches):
+        yield batch
+        if number == EAGER:
+            os.nice(NICE)
 
 
 def main() -> int:
     """Import, and say how it went."""
     source, recording, *rest = sys.argv[1:]
-    os.nice(NICE)
     try:
-        import_events(batches_of(source, follow="--follow" in rest), Path(recording))
+        import_events(_gently(batches_of(source, follow="--follow" in rest)), Path(recording))
     except KimiError as error:
         sys.stdout.buffer.write(orjson.dumps({"error": str(error)}) + b"\n")
         return int(error.exit)

@@ -36,6 +36,8 @@ class Player:
         """How many events are behind."""
         self.growing = growing
         """Whether more may still be written to the recording."""
+        self.trouble = ""
+        """Why nothing more is written to it, when that is too early."""
         self.marks: list[Mark] = []
         self.recording = recording
         self._began = time.time()
@@ -166,6 +168,8 @@ class Player:
         """The next events whose time has come."""
         if not self._ahead and self.place < len(self.recording):
             self._ahead.extend(next(self.recording.batches(self.place), ()))
+            if self._clock < self._ahead[0].time and self.place == 0:
+                self._set_clock(self._ahead[0].time)  # opened before it had a beginning
         limit = BATCH
         if not self.playing:
             limit, self._steps = min(self._steps, BATCH), 0

@@ -1,34 +1,23 @@
 """A recording, an agent's journal or a plain server's log as a source of events, at any speed."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta
-from itertools import islice
 from pathlib import Path
-from typing import Literal
 
-from kimi_agent.engine.dialects import is_record
-from kimi_agent.engine.loglines import parse, split_lines
 from kimi_agent.errors import UsageError
 from kimi_agent.model.events import Event
-from kimi_agent.record.format import MAGIC
 from kimi_agent.record.reader import Recording
-from kimi_agent.text import clean
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode_event
 from kimi_console.source.base import Link
 from kimi_console.source.files import chunks_of
+from kimi_console.source.kinds import readable
 from kimi_console.source.logfile import LogEvents
+from kimi_console.source.when import parse_at
 
 BATCH = 4096
 """Events handed over at once when they are not waited for."""
-LOOKED_AT = 2000
-"""Lines of a text in which one must be of a server for it to be taken for a log."""
-_NAMED = re.compile(r"sglang|vllm|server_args=", re.IGNORECASE)
-_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
-_OFFSET = re.compile(r"\+(?:(?:(\d+):)?(\d+):)?(\d+(?:\.\d+)?)")
 
 
 class ReplaySource:
@@ -105,29 +94,6 @@ class ReplaySource:
         yield from self._events
 
 
-def parse_at(text: str, first: float) -> float:
-    """The Unix time that `--at` means, in a recording that begins at `first`.
-
-    Raises:
-        UsageError: it is not a time.
-    """
-    if match := _OFFSET.fullmatch(text):
-        hours, minutes, seconds = match.groups()
-        return first + int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(seconds)
-    try:
-        if match := _CLOCK.fullmatch(text):
-            begin = datetime.fromtimestamp(first)
-            hour, minute, second = (int(part or 0) for part in match.groups())
-            then = begin.replace(hour=hour, minute=minute, second=second, microsecond=0)
-            # A clock time before the beginning means the next day's.
-            return (then if then >= begin.replace(microsecond=0) else then + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise UsageError(
-            f"{clean(text)!r} is not a time", "Write +90, +1:30, 14:03:22 or 2026-01-31T14:03:22 after --at."
-        ) from error
-
-
 def open_events(path: Path) -> Iterator[Event]:
     """The events of a recording, a journal's directory or a plain log, read as they are consumed.
 
@@ -140,55 +106,6 @@ def open_events(path: Path) -> Iterator[Event]:
     if kind == "recording":
         return _recorded(path)
     return _events_of(path) if kind == "events" else LogEvents(path).events()
-
-
-def readable(path: Path) -> Literal["recording", "events", "journal", "log"]:
-    """What a file is, by its first bytes.
-
-    Raises:
-        UsageError: it cannot be read or is none of these.
-    """
-    if path.is_dir():
-        return "journal"
-    head = _head(path)
-    if head.startswith(MAGIC):
-        return "recording"
-    if _holds_events(head):
-        return "events"
-    if b"\0" in head:
-        raise UsageError(f"{path} is a binary file", "Give a recording, a journal or a server's log.")
-    if not any(map(_of_a_server, islice(split_lines(head, b"")[0], LOOKED_AT))):
-        raise UsageError(f"{path} is neither a recording nor a server's log", "Give one of these.")
-    return "log"
-
-
-def _of_a_server(line: str) -> bool:
-    return parse(line).kind != "text" or _NAMED.search(line) is not None
-
-
-def is_log(path: Path) -> bool:
-    """Whether a readable file is text rather than a recording.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    if path.is_dir():
-        return False
-    head = _head(path)
-    return not head.startswith(MAGIC) and not _holds_events(head)
-
-
-def _holds_events(head: bytes) -> bool:
-    """Whether a file that begins so holds events, and not the records of a logger or a container that writes JSON."""
-    first = next(iter(split_lines(head.lstrip() + b"\n", b"")[0]), "")
-    return first.startswith("{") and not is_record(first)
-
-
-def _head(path: Path) -> bytes:
-    head = next(chunks_of(path), b"")
-    if not head.strip():
-        raise UsageError(f"{path} is empty", "Give a recording, a journal or a server's log.")
-    return head
 
 
 def _recorded(path: Path) -> Iterator[Event]:

@@ -1,28 +1,33 @@
 """The headless core of the console: folds a source's events into state and keeps the log."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from kimi_agent.model.events import Event, LogLines, RunStarted, Snapshot
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
-from kimi_console.compare.comparison import Comparison
 from kimi_console.source.base import Control, Link, Source
 from kimi_console.source.player import Player
-from kimi_console.store.file import FileLines
 from kimi_console.store.spool import LogSpool
+
+if TYPE_CHECKING:
+    from kimi_console.compare.comparison import Comparison
+    from kimi_console.store.file import FileLines
 
 
 class Session:
     """One watched host or file: its state now, its log, and the means to act on it."""
 
-    def __init__(self, source: Source, control: Control | None = None, log: LogSpool | FileLines | None = None) -> None:
+    def __init__(
+        self, source: Source, control: Control | None = None, log: "LogSpool | FileLines | None" = None
+    ) -> None:
         self.source = source
         self.control = control
         self.player = source if isinstance(source, Player) else None
         """What moves the source in time; only a recording can be."""
         self.comparison: Comparison | None = None
         """How this recording differs from another, when it was opened against one."""
-        self.log = log or LogSpool()
+        self.log = log if log is not None else LogSpool()
         """The log of the state's current run."""
         self.state = State()
         self.elsewhere: Callable[[], None] | None = None
@@ -46,8 +51,8 @@ class Session:
         async for batch in self.source.batches():
             for event in batch:
                 self._take(event)
-            if isinstance(self.log, FileLines) and self.state.run is not None:
-                self.log.head = self.state.run.log_lines
+            if self.state.run is not None:
+                self.log.played(self.state.run.log_lines)
             self.version += 1
             for listener in self._listeners:
                 listener()

@@ -1,21 +1,27 @@
 """The lines of a file on disk, all of them, whatever has been played of it: only where they begin is kept in memory."""
 
 import os
+import re
+import threading
 from array import array
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
-import numpy as np
-
 from kimi_agent.engine.loglines import to_text
 from kimi_console.store.lines import Lines
 
 BYTES: Final = 8 << 20
 """Bytes looked through for line ends at once."""
+FIRST_BYTES: Final = 128 << 10
+"""Of these the first time: enough for a screen."""
+GENTLE: Final = 5
+"""How far the thread that looks gives way to what shows."""
 LONGEST: Final = 262_144
 """Bytes of a line that are read."""
+_FEED, _RETURN = 10, 13
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 class FileLines(Lines):
@@ -52,8 +58,8 @@ class FileLines(Lines):
         """How many lines have been played."""
         return self._head
 
-    @head.setter
-    def head(self, lines: int) -> None:
+    def played(self, lines: int) -> None:
+        """So many lines are of the past."""
         self._head = lines
 
     def lines(self, start: int, stop: int) -> list[str]:
@@ -81,21 +87,35 @@ class FileLines(Lines):
             os.close(self._file)
 
     def _scan(self) -> None:
-        at, held = 0, False
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)
+        at, held, size = 0, False, FIRST_BYTES
         while not self._closing.is_set():
-            data = os.pread(self._file, BYTES, at)
+            data = os.pread(self._file, size, at)
             if not data:
                 break
-            codes = np.frombuffer(data, np.uint8)
-            feeds, returns = codes == 10, codes == 13
-            # A line feed right behind a carriage return ends the same line: it is that line's only end.
-            returns[:-1] &= ~feeds[1:]
-            if held and data[0] != 10:
+            if held and data[0] != _FEED:
                 self._starts.append(at)
-            held = bool(returns[-1])
-            returns[-1] = False
-            ends = np.flatnonzero(feeds | returns).astype(np.uint64) + np.uint64(at + 1)
-            self._starts.frombytes(ends.tobytes())
-            at += len(data)
+            held = data[-1] == _RETURN
+            self._starts.frombytes(_ends(data, at))
+            at, size = at + len(data), BYTES
         if self._starts[-1] < at and not self._closing.is_set():
             self._starts.append(at)
+
+
+def _ends(data: bytes, at: int) -> bytes:
+    """Where lines end in `data`, which begins at `at`, as unsigned 64-bit numbers; not at a carriage return that is
+    the last byte, since a line feed may follow.
+    """
+    if len(data) <= FIRST_BYTES:
+        return array("Q", [at + match.end() for match in _LINE_END.finditer(data)]).tobytes()
+    import numpy as np  # noqa: PLC0415 - loading it takes longer than the first screen may
+
+    codes = np.frombuffer(data, np.uint8)
+    ends = codes == _FEED
+    if _RETURN in data:
+        returns = codes == _RETURN
+        # A line feed right behind a carriage return ends the same line: it is that line's only end.
+        returns[:-1] &= ~ends[1:]
+        returns[-1] = False
+        ends |= returns
+    return (np.flatnonzero(ends).astype(np.uint64) + np.uint64(at + 1)).tobytes()

@@ -25,6 +25,9 @@ class Lines(Protocol):
     def head(self) -> int | None:
         """Where the present ends within the lines, for a store that knows the future too."""
 
+    def played(self, lines: int) -> None:
+        """So many lines are of the past now."""
+
     def lines(self, start: int, stop: int) -> list[str]:
         """The lines `start` to `stop` (excluded), as far as there are any."""
 

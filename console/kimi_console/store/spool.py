@@ -95,6 +95,9 @@ class LogSpool(Lines):
         """None: every line is of the past."""
         return None
 
+    def played(self, lines: int) -> None:
+        """Nothing: it knows no others."""
+
     def append(self, lines: Sequence[str]) -> None:
         """Add lines at the end."""
         if not lines:

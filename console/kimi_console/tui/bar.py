@@ -1,18 +1,14 @@
 """A line of the screen: header, footer, rules, hints."""
 
-from typing import ClassVar
-
 from textual.strip import Strip
 from textual.widget import Widget
 
 from kimi_console.tui.cells import Line
-from kimi_console.tui.paint import ROLE_CLASSES, Brush
+from kimi_console.tui.paint import Brush
 
 
 class Bar(Widget):
     """One line, drawn again only when it has changed."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
 
     def __init__(self, line: Line | None = None, *, ascii: bool = False, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)

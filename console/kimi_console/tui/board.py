@@ -31,7 +31,6 @@ from kimi_console.tui.plan import Box, Situation, has_edge, is_wide, joints, pla
 from kimi_console.tui.replay import ReplayKeys
 from kimi_console.tui.rows import Content
 from kimi_console.tui.screens import content
-from kimi_console.tui.screens.comparison import comparison_lines
 from kimi_console.tui.screens.sheet import Sheet
 from kimi_console.tui.view import View
 
@@ -257,6 +256,8 @@ class Board(Screen[None]):
     def _compare(self) -> None:
         found = self.session.comparison
         if found is not None:
+            from kimi_console.tui.screens.comparison import comparison_lines  # noqa: PLC0415 - rarely shown
+
             self._sheet("Compared", lambda cells: comparison_lines(found, cells))
 
     def action_back(self) -> None:

@@ -8,15 +8,11 @@ from textual.screen import Screen
 
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
-from kimi_console.source.fetch import fetch_bundle, taken_out
 from kimi_console.source.session import Session
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line
 from kimi_console.tui.panes.dump import active
-from kimi_console.tui.screens.bisect import BisectScreen
 from kimi_console.tui.screens.confirm import Confirm
-from kimi_console.tui.screens.launch_form import LaunchForm
-from kimi_console.tui.screens.shards import ShardBrowser
 
 
 class Commands:
@@ -59,6 +55,8 @@ class Commands:
             if run is not None:
                 self._screen.notify(f"launched run {run}", markup=False)
 
+        from kimi_console.tui.screens.launch_form import LaunchForm  # noqa: PLC0415 - a screen costs when it is opened
+
         self._screen.app.push_screen(LaunchForm(control, self._profiles, self._host, ascii=self._ascii), launched)
 
     def stop(self) -> None:
@@ -95,10 +93,14 @@ class Commands:
         """Open the shard browser."""
         control = self._session.control
         if control is not None:
+            from kimi_console.tui.screens.shards import ShardBrowser  # noqa: PLC0415 - a screen costs when it is opened
+
             self._screen.app.push_screen(ShardBrowser(control, ascii=self._ascii))
 
     def bisect(self) -> None:
         """Open the bisection."""
+        from kimi_console.tui.screens.bisect import BisectScreen  # noqa: PLC0415 - a screen costs when it is opened
+
         self._screen.app.push_screen(BisectScreen(self._session, ascii=self._ascii))
 
     def bundle(self) -> None:
@@ -107,6 +109,8 @@ class Commands:
         self._screen.run_worker(self._bundle(), group="bundle", exclusive=True, exit_on_error=False)
 
     async def _bundle(self) -> None:
+        from kimi_console.source.fetch import fetch_bundle, taken_out  # noqa: PLC0415 - rarely wanted
+
         control = self._session.control
         if control is None:
             return

@@ -16,7 +16,7 @@ from kimi_console.store.lines import Lines
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, fit
 from kimi_console.tui.log_style import Query, coloured, highlighted, parse_query
-from kimi_console.tui.paint import ROLE_CLASSES, Brush
+from kimi_console.tui.paint import Brush
 
 FRAME: Final = 0.1
 """Seconds between two looks at the spool."""
@@ -29,7 +29,6 @@ WIDEST: Final = 16_400
 class LogView(ScrollView, can_focus=True):
     """A window on a store of lines: follows its end, or stays exactly where the reader is."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "lines(-1)", show=False), Binding("down,j", "lines(1)", show=False),
         Binding("pageup", "pages(-1)", show=False), Binding("pagedown", "pages(1)", show=False),

@@ -12,7 +12,7 @@ from kimi_agent.text import clean
 from kimi_console.tui.cells import ROLES, Role, Span, crop, to_ascii, width
 
 ROLE_CLASSES: Final = frozenset(f"role--{role}" for role in ROLES)
-"""Component classes of every widget that paints with roles; `kimi.tcss` gives them their colours."""
+"""Component classes of an app whose widgets paint with roles; `kimi.tcss` gives them their colours."""
 
 FRESH: Final[frozenset[Role]] = frozenset({"plain", "bright", "move", "good"})
 """Roles that grey when the link is lost; what needs a hand keeps its colour."""
@@ -37,9 +37,15 @@ class Brush:
             self._key = key
         style = self._styles.get(role)
         if style is None:
-            style = self._widget.get_component_rich_style(f"role--{role}")
-            self._styles[role] = style
+            style = self._styles[role] = self._found(role)
         return style
+
+    def _found(self, role: Role) -> Style:
+        """The app's style of a role, on the widget's ground unless the role brings its own."""
+        styles = self._widget.app.get_component_styles(f"role--{role}")
+        if styles.has_rule("background"):
+            return styles.rich_style
+        return styles.rich_style + Style(bgcolor=self._widget.rich_style.bgcolor)
 
     def strip(self, line: Sequence[Span], cells: int, *, cursor: bool = False) -> Strip:
         """A line as exactly `cells` cells; under the `cursor` it keeps its colours on another ground."""

@@ -1,14 +1,12 @@
 """The pane: a title in a rule, lines below it, a border only towards its neighbour."""
 
-from typing import ClassVar
-
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from kimi_console.tui.cells import Line, crop, width
-from kimi_console.tui.paint import ROLE_CLASSES, Brush
+from kimi_console.tui.paint import Brush
 from kimi_console.tui.panes.base import Drawing, PaneSpec
 from kimi_console.tui.view import View
 
@@ -30,8 +28,6 @@ def unchanged(before: tuple[object, ...], after: tuple[object, ...]) -> bool:
 
 class Pane(Widget, can_focus=True):
     """Draws one `PaneSpec`, and only when its part of the state has changed."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
 
     class Chosen(Message):
         """The operator clicked a pane."""

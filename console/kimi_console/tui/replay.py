@@ -6,13 +6,12 @@ from textual.screen import Screen
 
 from kimi_agent.errors import KimiError
 from kimi_console.source.player import Player
-from kimi_console.source.replay import parse_at
+from kimi_console.source.when import parse_at
 from kimi_console.tui.actions import ACTIONS
 from kimi_console.tui.cells import Line
 from kimi_console.tui.log_view import LogView
 from kimi_console.tui.replay_bar import Position, draw
 from kimi_console.tui.screens.ask import Ask
-from kimi_console.tui.sharing import Sharing
 
 HINTED = ("play", "back", "far_back", "step", "next_mark", "help")
 """The actions whose keys stand beside the bar."""
@@ -25,7 +24,7 @@ class ReplayKeys:
         self._screen = screen
         self._player = player
         self._log = log
-        self._sharing = Sharing(screen, player)
+        self._told = False
 
     def doers(self) -> dict[str, Callable[[], object]]:
         """What each of the registry's replay actions does."""
@@ -37,7 +36,7 @@ class ReplayKeys:
             "faster": lambda: player.faster(1), "slower": lambda: player.faster(-1),
             "next_mark": lambda: self._mark(1), "previous_mark": lambda: self._mark(-1),
             "go_to": self._go_to, "rewind": self._rewind, "to_end": lambda: player.go(player.end),
-            "share": self._sharing.ask,
+            "share": self._share,
             "next": lambda: self.find(backward=False), "previous": lambda: self.find(backward=True),
         }  # fmt: skip
 
@@ -46,8 +45,11 @@ class ReplayKeys:
         player = self._player
         at = Position(
             player.playing, player.ended, player.speed, player.begin, player.now, max(player.end, player.now),
-            player.marks, "reading on" if player.growing else "",
+            player.marks, "reading on" if player.growing else "cut short" if player.trouble else "",
         )  # fmt: skip
+        if player.trouble and not self._told:
+            self._told = True
+            self._screen.notify(player.trouble, severity="error", timeout=30, markup=False)
         keys: Line = []
         for action in (action for action in ACTIONS if action.id in HINTED):
             keys += [(f" {action.shown}", "focus"), (f" {action.label}", "dim")]
@@ -72,6 +74,11 @@ class ReplayKeys:
         self._player.playing = False
         self._player.go_behind(place)
         self._screen.call_after_refresh(self._log.set_search, query.text)
+
+    def _share(self) -> None:
+        from kimi_console.tui.sharing import Sharing  # noqa: PLC0415 - brings what takes names out
+
+        Sharing(self._screen, self._player).ask()
 
     def _rewind(self) -> None:
         self._player.playing = False

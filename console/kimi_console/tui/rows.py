@@ -12,7 +12,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kimi_console.tui.cells import Line
-from kimi_console.tui.paint import ROLE_CLASSES, Brush
+from kimi_console.tui.paint import Brush
 
 Content = Callable[[int], list[Line]]
 """Lines for a width."""
@@ -21,7 +21,6 @@ Content = Callable[[int], list[Line]]
 class Rows(ScrollView, can_focus=True):
     """Lines drawn one by one as they come into view; with `choosing`, one of them is under a cursor."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
@@ -54,14 +53,17 @@ class Rows(ScrollView, can_focus=True):
         self.cursor = 0
         self.heading = 0
         """How many lines at the top are a heading, which the cursor skips."""
-        self.lines: list[Line] = []
+        self.lines: Sequence[Line] = []
         self._content: Content | None = None
         self._brush = Brush(self)
         self._brush.ascii = ascii
 
     def fill(self, lines: Sequence[Line], *, heading: int = 0, cursor: int | None = None) -> None:
-        """Show other lines; the cursor stays on its row as far as that exists."""
-        self.lines = list(lines)
+        """Show other lines; the cursor stays on its row as far as that exists.
+
+        They are taken one by one as they come into view, so a sequence may make them then.
+        """
+        self.lines = lines
         self.heading = heading
         self.cursor = max(heading, min(self.cursor if cursor is None else cursor + heading, len(lines) - 1))
         self.virtual_size = Size(self.size.width, len(lines))

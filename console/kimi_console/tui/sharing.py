@@ -8,7 +8,7 @@ from textual.screen import Screen
 from kimi_agent.errors import KimiError, UsageError
 from kimi_console.share.export import KINDS, Wanted, export, report_words
 from kimi_console.source.player import Player
-from kimi_console.source.replay import parse_at
+from kimi_console.source.when import parse_at
 from kimi_console.tui.screens.ask import Ask
 
 ANONYMISE = "anonymise"

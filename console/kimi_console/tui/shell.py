@@ -7,6 +7,7 @@ from textual.app import App
 from textual.theme import BUILTIN_THEMES
 
 from kimi_console.paths import themes_dir
+from kimi_console.tui.paint import ROLE_CLASSES
 from kimi_console.tui.terminal import leave_with_terminal, no_color
 from kimi_console.tui.theme import ANSI_VARIABLES, DEFAULT, load_themes
 
@@ -22,6 +23,7 @@ class Shell(App[Any]):
     CSS_PATH = "kimi.tcss"
     TITLE = "kimi-console"
     COMMANDS: ClassVar[set[Any]] = set()
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     ESCAPE_TO_MINIMIZE = False
 
     def __init__(self, *, ascii: bool = False, theme: str | None = None) -> None:  # noqa: A002 - the option's name
