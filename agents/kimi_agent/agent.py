@@ -15,10 +15,9 @@ import orjson
 from kimi_agent import __version__
 from kimi_agent.bugreport.serve import Bundles
 from kimi_agent.bundle import build_id, prune_cache
-from kimi_agent.child import run_command
 from kimi_agent.engine.argv import Problem
 from kimi_agent.engine.flags import installed_version
-from kimi_agent.errors import KimiError, LaunchError, UsageError
+from kimi_agent.errors import LaunchError, UsageError
 from kimi_agent.host.gpu import GpuReader
 from kimi_agent.host.logind import logout_warning
 from kimi_agent.host.memory import HostSampler
@@ -37,6 +36,7 @@ from kimi_agent.runs.journal import Journal
 from kimi_agent.runs.prove import prove
 from kimi_agent.runs.recorder import RunRecorder
 from kimi_agent.runs.supervisor import Supervisor
+from kimi_agent.shards.inspect.serve import Inspector
 from kimi_agent.wire.rpc import PROTOCOL, Hello
 from kimi_agent.wire.snapshot import snapshot_line
 
@@ -46,9 +46,6 @@ SAVE_EVENTS = 2000
 LINES_SENT = 5000
 """Lines of the log that a client gets with its first snapshot."""
 RESULTS_KEPT = 256
-SHARDS_DEADLINE = 60.0
-SHARDS_LISTED = 5000
-"""More shards of one dump would not fit into one line of the wire; the answer says how many more there are."""
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +74,7 @@ class Agent:
             home, launch=self._launch, running=lambda: self.running, emit=self.emit, state=lambda: self.state,
             growth=self.journal.growth,
         )  # fmt: skip
+        self._inspector = Inspector(home, self._dump_roots)
         self._results: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
         self._host = HostSampler()
         self._gpus = GpuReader()
@@ -94,9 +92,7 @@ class Agent:
             "dump_start": self.dump_start,
             "dump_stop": self.dump_stop,
             "prove": self.prove,
-            "dumps": self.dumps,
-            "shards": self.shards,
-            "shard": self.shard,
+            **self._inspector.methods(),
             "shutdown": self.shutdown,
         }
 
@@ -164,6 +160,7 @@ class Agent:
     async def end(self) -> None:
         """Let go of everything; a running server goes on and is found again, but not one of a bisection."""
         await self.bisector.close()
+        await self._inspector.close()
         for task in (self._sampling, self._watch):
             if task is not None:
                 task.cancel()
@@ -292,25 +289,6 @@ class Agent:
         supervisor = self._need_run()
         return await prove(supervisor.plan, self.home.run_sockets(supervisor.record.run))
 
-    async def dumps(self) -> Any:
-        """All dumps below the known dump roots, newest first."""
-        found: list[dict[str, Any]] = []
-        for root in self._dump_roots():
-            if root.is_dir():
-                found += await self._shards_command("ls", str(root))
-        return sorted(found, key=lambda dump: dump.get("time") or 0, reverse=True)
-
-    async def shards(self, dump: str) -> Any:
-        """One dump's shards."""
-        return await self._shards_command("ls", str(self._dump_directory(dump)), "--limit", str(SHARDS_LISTED))
-
-    async def shard(self, dump: str, shard: str, first: int = 0) -> Any:
-        """One shard's contents, from sample `first` on."""
-        if not shard or Path(shard).name != shard:
-            raise UsageError(f"{shard!r} does not name a shard", "Give a file name of that dump.")
-        path = self._dump_directory(dump) / shard
-        return await self._shards_command("show", str(path), "--first", str(int(first)))
-
     async def shutdown(self) -> dict[str, Any]:
         """End the agent; a running server goes on."""
         self.closing.set()
@@ -331,23 +309,6 @@ class Agent:
         if self._supervisor is not None:
             roots.append(self._supervisor.plan.dump_root)
         return list(dict.fromkeys(root.resolve() for root in roots))
-
-    def _dump_directory(self, dump: str) -> Path:
-        if dump and Path(dump).name == dump and dump not in (".", ".."):
-            for root in self._dump_roots():
-                if (root / dump).is_dir():
-                    return root / dump
-        raise UsageError(f"there is no dump {dump!r} on this host", "List the dumps again.", slug="no_dump")
-
-    async def _shards_command(self, *arguments: str) -> Any:
-        """Ask a child process: reading tensors must not cost the agent its memory or its pace."""
-        try:
-            _, out, words = await run_command("shards", *arguments, "--json", deadline=SHARDS_DEADLINE)
-        except TimeoutError as error:
-            raise KimiError(f"reading {arguments[1]} took longer than {SHARDS_DEADLINE:.0f} s") from error
-        if not out:
-            raise KimiError(words or f"{arguments[1]} cannot be read", slug="shards")
-        return orjson.loads(out)
 
     async def _sample_host(self) -> None:
         while True:

@@ -63,7 +63,7 @@ def row_faults(states: Array) -> tuple[np.ndarray, np.ndarray]:
 def bad_rows(shard: Shard, sample: Sample, offset: int) -> int:
     """How many rows of a sample, from row `offset` on, cannot be right: not finite, all zero or out of place."""
     rows = slice(offset, offset + sample.rows)
-    bad = _wrong_positions(shard.positions[rows], sample)
+    bad = wrong_positions(shard.positions[rows], sample)
     for states in columns(shard).values():
         broken, zero = row_faults(states[rows])
         bad |= broken | zero
@@ -103,13 +103,13 @@ def _check_rows(shard: Shard) -> Iterator[str]:
 def _check_positions(shard: Shard) -> Iterator[str]:
     for sample, first in zip(shard.meta.samples, shard.sample_offsets.tolist(), strict=False):
         positions = shard.positions[first : first + sample.rows]
-        wrong = _wrong_positions(positions, sample)
+        wrong = wrong_positions(positions, sample)
         if wrong.any() and not _start(positions, sample):
             row = int(wrong.argmax())
             yield f"request {sample.rid} has position {positions[row]} at its row {row}"
 
 
-def _wrong_positions(positions: Array, sample: Sample) -> npt.NDArray[np.bool_]:
+def wrong_positions(positions: Array, sample: Sample) -> npt.NDArray[np.bool_]:
     """Which positions are out of place: they are 0..n−1 or, with rows missing, rise from 0 or later. [n] bool."""
     if sample.missing:
         return np.diff(positions, prepend=-1) <= 0

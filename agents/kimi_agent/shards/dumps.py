@@ -1,6 +1,5 @@
 """Dump directories: what is there and what is committed, without opening a shard."""
 
-import json
 import os
 import socket
 from collections import Counter
@@ -15,11 +14,14 @@ from kimi_agent.errors import UsageError
 from kimi_agent.host.procfs import starttime
 from kimi_agent.text import clean
 from kimi_capture.directory import holders
-from kimi_capture.format import COMMITS, MANIFEST, Commit, FormatError, Manifest, read_commits, read_manifest
+from kimi_capture.format import COMMITS, MANIFEST, Commit, FormatError, Manifest, read_manifest
 
 SEARCH_DEPTH: Final = 3
 """Levels below a root at which dumps are looked for."""
+MOST_SAMPLES: Final = 50_000_000
+"""A commit that claims more samples than this is damaged."""
 T = TypeVar("T")
+_commit = msgspec.json.Decoder(Commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +80,20 @@ def open_dump(directory: Path) -> Dump:
     Raises:
         UsageError: the path is not a dump directory.
     """
-    if not directory.is_dir():
-        what = "is a file" if directory.exists() else "does not exist"
-        raise UsageError(f"{directory} {what}", "Give the directory of a dump")
-    if not is_dump(directory):
-        raise UsageError(
-            f"{directory} is not a dump: it has no {MANIFEST}", "Give a dump's directory, or the one that dumps are in"
-        )
+    _require(directory)
     manifest, problems = _manifest(directory)
     commits, torn, found = _commits(directory)
     return Dump(directory, manifest, tuple(commits), (*problems, *found), torn)
+
+
+def find_manifest(directory: Path) -> tuple[Manifest | None, list[Problem]]:
+    """A dump's manifest, or what is wrong with it.
+
+    Raises:
+        UsageError: the path is not a dump directory.
+    """
+    _require(directory)
+    return _manifest(directory)
 
 
 def writers(directory: Path) -> list[str]:
@@ -123,6 +129,27 @@ def validated(path: Path, value: T) -> T:
         raise FormatError(path, f"a field has the wrong type: {error}") from error
 
 
+def parse_commit(line: bytes) -> Commit | None:
+    """A line of commits.jsonl with the types of all its fields checked; None when it is none."""
+    try:
+        commit = _commit.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    plain = Path(commit.shard).name == commit.shard and "\0" not in commit.shard
+    sane = 0 <= commit.samples <= MOST_SAMPLES and commit.rows >= 0 and commit.bytes >= 0
+    return commit if plain and sane else None
+
+
+def _require(directory: Path) -> None:
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise UsageError(f"{directory} {what}", "Give the directory of a dump")
+    if not is_dump(directory):
+        raise UsageError(
+            f"{directory} is not a dump: it has no {MANIFEST}", "Give a dump's directory, or the one that dumps are in"
+        )
+
+
 def _dump_directories(directory: Path, depth: int) -> Iterator[Path]:
     if is_dump(directory):
         yield directory
@@ -152,33 +179,20 @@ def _manifest(directory: Path) -> tuple[Manifest | None, list[Problem]]:
 def _commits(directory: Path) -> tuple[list[Commit], bool, list[Problem]]:
     problems: list[Problem] = []
     try:
-        commits, unreadable = read_commits(directory)
         file = directory / COMMITS
         *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
     except OSError as error:
         advice = "Check the file's permissions and the disk"
         return [], False, [Problem("commits", COMMITS, f"cannot be read: {error.strerror}", advice)]
-    good: list[Commit] = []
-    for commit in commits:
-        try:
-            good.append(validated(directory / COMMITS, commit))
-        except FormatError:
-            unreadable += 1
+    found = [parse_commit(line) for line in lines if line]
+    names = Counter(commit.shard for commit in found if commit is not None)
+    unreadable = sum(1 for commit in found if commit is None)
+    good = {commit.shard: commit for commit in found if commit is not None}
     if unreadable:
         text = f"{unreadable} of {len(lines)} lines cannot be read, what they commit is not checked"
         problems.append(Problem("commits", COMMITS, text, "Copy it again from the host that wrote it"))
-    for name, count in _names(lines).items():
+    for name, count in names.items():
         if count > 1:
             text = f"is committed {count} times"
             problems.append(Problem("duplicate shard", clean(name), text, "Keep one of its lines in commits.jsonl"))
-    return good, bool(rest), problems
-
-
-def _names(lines: list[bytes]) -> Counter[str]:
-    names: Counter[str] = Counter()
-    for line in lines:
-        try:
-            names[str(json.loads(line)["shard"])] += 1
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue  # counted as unreadable by read_commits
-    return names
+    return list(good.values()), bool(rest), problems

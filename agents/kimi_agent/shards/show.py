@@ -95,7 +95,7 @@ def show_shard(
         KimiError: the shard is damaged.
     """
     dump = open_dump(directory)
-    shard = _open(dump, name)
+    shard = open_named(dump, name)
     first = max(first, 0)
     spans = _spans(shard, first, first + max(samples, 0), max(token, 0), min(max(tokens, 0), MAX_TOKENS))
     ids = [number for span in spans for number in shard.token_ids[span.begin : span.end].tolist()]
@@ -130,7 +130,13 @@ def _missing(dump: Dump) -> Iterator[str]:
                 yield clean(f"{commit.shard}: has {size} bytes, {commit.bytes} were committed")
 
 
-def _open(dump: Dump, name: str) -> Shard:
+def open_named(dump: Dump, name: str) -> Shard:
+    """A shard of a dump by its file's name, committed or not.
+
+    Raises:
+        UsageError: there is no such file.
+        KimiError: it is damaged.
+    """
     path = dump.directory / name
     if Path(name).name != name or "\0" in name or not path.is_file():
         raise UsageError(f"there is no shard {clean(name)} in {dump.directory}", "List them with: kimi-agent shards ls")

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kimi_agent.shards.content import check_content
 from kimi_agent.shards.dumps import Dump, Problem, open_dump, validated
+from kimi_agent.shards.inspect.index import FILE as INDEX
 from kimi_agent.shards.masks import FEED
 from kimi_agent.shards.model import ModelResult, verify_with_model
 from kimi_agent.text import clean
@@ -226,7 +227,7 @@ def _check_manifest(manifest: Manifest, shard: Shard) -> Iterator[tuple[str, str
 
 
 def _uncommitted(dump: Dump) -> Iterator[Uncommitted]:
-    known = {MANIFEST, COMMITS, RUNS, QUARANTINE, FEED, *(commit.shard for commit in dump.commits)}
+    known = {MANIFEST, COMMITS, RUNS, QUARANTINE, FEED, INDEX, *(commit.shard for commit in dump.commits)}
     locks = set(lock_files(dump.directory))
     for path in sorted(dump.directory.iterdir()):
         if path.name in known or path in locks:

@@ -23,8 +23,18 @@ prove                                          {"ok", "modes": [{"mode","steps",
 bundle         run: str|null, hosts: [str]     {"bundle", "run", "size", "removed": {kind: count}, "files"}
 bundle_read    bundle: str, offset: int        {"data": base64 of at most 512 KiB, "size": bytes of the whole}
 dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
-shards         dump: str                       what `shards ls --json` prints
-shard          dump: str, shard: str           what `shards show --json` prints
+shards         dump: str, first, count,        {"total", "matched", "shards": [...], …}, a page out of the dump's
+               sort, reverse, search           index; sort is order, rows or worst
+samples        as shards, and shard            {"total", "matched", "samples": [...], …}; sort may be missing too, shard
+                                               names the only one whose samples are wanted
+sample         dump, shard: str, place: int,   {"read", "rows", "layers", "heat", "norms", "values", …}: what was read
+               layer: str|null                 of a sample so far; it is read on while this is asked for
+tokens         dump, shard, place, first,      {"layers", "tokens": [{"id", "text", "position", "norm", "mark", "why"}]}
+               count
+next_bad       dump, shard, place, token,      {"token": int|null, "why", "read", "rows"}: the next marked token, or
+               step: 1|-1                      the one before
+bad_sample     dump, number: int, step         {"sample": as in samples, or null, "at": int, "done": bool}; not done:
+                                               ask again with number = at
 """
 
 from dataclasses import dataclass
@@ -37,7 +47,10 @@ from kimi_agent.wire.codec import WireError, encode
 PROTOCOL: Final = 1
 """Clients and agents with another number do not talk to each other."""
 
-READ_ONLY: Final = frozenset({"subscribe", "ping", "status", "preflight", "dumps", "shards", "shard"})
+READ_ONLY: Final = frozenset({
+    "subscribe", "ping", "status", "preflight", "dumps", "shards", "samples", "sample", "tokens", "next_bad",
+    "bad_sample",
+})  # fmt: skip
 """The methods that a read-only connection may call."""
 
 

@@ -6,13 +6,12 @@ the first `consumed` bytes of `commits.jsonl`, as long as those still have the h
 taken up, anything else makes it begin anew. It is replaced as a whole by a rename, so a crash leaves the old one.
 
 What the commits say (shards, request ids) is there at once; the headers (lengths, statistics) are read by `step`, a
-little at a time, and those of shards whose samples are wanted now first.
+little at a time, and those of shards whose samples are wanted at once by `need`.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -22,16 +21,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kimi_agent.shards.dumps import validated
+from kimi_agent.shards.dumps import parse_commit
+from kimi_agent.shards.inspect.head import Head, read_head
 from kimi_agent.text import clean
-from kimi_capture.format import COMMITS, Commit, ShardMeta, read_shard
+from kimi_capture.format import COMMITS, Commit, FormatError
 
 FILE: Final = ".samples.index"
 MAGIC: Final = b"KIMIDX01"
 RID: Final = 200
 """Characters of a request id that are kept."""
-MOST_SAMPLES: Final = 50_000_000
-"""A commit that claims more samples than this is damaged."""
+MOST_REASONS: Final = 1000
+"""Finish reasons that are told apart."""
 SAVE_SHARE: Final = 0.1
 """Share of its shards that must be new before a complete index is written again."""
 PROMPT, OUTPUT, ROWS, MISSING = range(4)
@@ -129,13 +129,17 @@ class DumpIndex:
         self._consumed, self._digest = len(whole), xxhash.xxh3_64_intdigest(whole)
         self._seen = (found.st_size, found.st_mtime_ns)
 
-    def step(self, seconds: float, wanted: Iterable[int] = ()) -> bool:
-        """Read headers for about so long, those of `wanted` shards first; whether there are more to be read."""
+    def need(self, places: Iterable[int], seconds: float) -> None:
+        """Read the headers of these shards now, as far as that takes no longer."""
         end = monotonic() + seconds
-        for place in wanted:
+        for place in places:
             self._read(place)
             if monotonic() > end:
-                return True
+                return
+
+    def step(self, seconds: float) -> bool:
+        """Read headers for about so long, in order; whether there are more to be read."""
+        end = monotonic() + seconds
         for place in np.flatnonzero(~self.read).tolist():
             if place not in self.problems:
                 self._read(place)
@@ -190,6 +194,7 @@ class DumpIndex:
         self.commits: list[Commit] = []
         self.layers: list[str] = []
         self.finishes: list[str] = []
+        self._finish_places: dict[str, int] = {}
         self.rids: list[str] = []
         self.problems: dict[int, str] = {}
         self.unreadable = 0
@@ -204,7 +209,7 @@ class DumpIndex:
         """Add the shards of complete commit lines; `False` when one of them is known already."""
         new: dict[str, Commit] = {}
         for line in filter(None, lines.split(b"\n")):
-            commit = _parse(line)
+            commit = parse_commit(line)
             if commit is None:
                 self.unreadable += 1
             elif commit.shard in self._by_name:
@@ -215,13 +220,12 @@ class DumpIndex:
             self._grow(list(new.values()))
         return True
 
-    def _grow(self, commits: list[Commit]) -> None:
-        for commit in commits:
-            self._by_name[commit.shard] = len(self.commits)
-            self.commits.append(replace(commit, rids=()))
-            named = commit.rids if len(commit.rids) == commit.samples else [""] * commit.samples
-            self.rids += [clean(rid, RID) for rid in named]
-        count, shards = len(self.rids) - len(self.numbers), len(commits)
+    def _grow(self, lines: Sequence[Commit]) -> None:
+        for line in lines:
+            self._by_name[line.shard] = len(self.commits)
+            self.commits.append(Commit(line.shard, line.bytes, line.rows, line.samples, line.xxh3, line.time))
+            self.rids += _clean(line.rids) if len(line.rids) == line.samples else [""] * line.samples
+        count, shards = len(self.rids) - len(self.numbers), len(lines)
         self.starts = np.concatenate([[0], np.cumsum([commit.samples for commit in self.commits])]).astype(np.int64)
         self.numbers = np.concatenate([self.numbers, np.full((count, 4), -1, np.int64)])
         self.finish = np.concatenate([self.finish, np.full(count, -1, np.int16)])
@@ -234,48 +238,47 @@ class DumpIndex:
         if self.read[place]:
             return
         commit = self.commits[place]
-        path = self.directory / commit.shard
         try:
-            shard = read_shard(path)
-            meta = validated(path, shard.meta)
-            if (shard.rows, len(meta.samples)) != (commit.rows, commit.samples):
-                raise ValueError(f"{path}: holds other rows or samples than were committed")
-        except (OSError, ValueError) as error:
-            self.problems[place] = clean(str(getattr(error, "problem", error)), RID)
-            return
-        self.problems.pop(place, None)
-        self._keep(place, meta)
+            head = read_head(self.directory, commit)
+        except FormatError as error:
+            self.problems[place] = clean(error.problem, RID)
+        except FileNotFoundError:
+            self.problems[place] = "is committed, but the file is not there"
+        except OSError as error:
+            self.problems[place] = clean(f"cannot be read: {error.strerror}", RID)
+        else:
+            self.problems.pop(place, None)
+            self._keep(place, head)
 
-    def _keep(self, place: int, meta: ShardMeta) -> None:
+    def _keep(self, place: int, head: Head) -> None:
         span = slice(int(self.starts[place]), int(self.starts[place + 1]))
-        samples = meta.samples
-        self.numbers[span] = [
-            (one.prompt_tokens, one.output_tokens, one.rows, sum(one.missing.values())) for one in samples
-        ] or np.zeros((0, 4))
-        self.finish[span] = [self._finish(one.finish_reason) for one in samples]
-        self.rids[span] = [clean(one.rid, RID) for one in samples]
+        if samples := head.samples:
+            self.numbers[span] = [
+                (one.prompt_tokens, one.output_tokens, one.rows, sum(one.missing.values())) for one in samples
+            ]
+            self.finish[span] = [self._finish(one.finish_reason) for one in samples]
+            self.rids[span] = _clean([one.rid for one in samples])
         if not self.layers:
-            self.layers = list(meta.statistics)
+            self.layers = list(head.statistics)
             self.statistics = np.full((len(self.commits), len(self.layers), 6), np.nan)
         for column, name in enumerate(self.layers):
-            if (entry := meta.statistics.get(name)) is not None:
-                self.statistics[place, column] = [np.nan if value is None else value for value in astuple(entry)]
-        if not self.suspicious(place):
+            if (entry := head.statistics.get(name)) is not None:
+                self.statistics[place, column] = (
+                    entry.rms, entry.max_abs, entry.non_finite, entry.zero_rows, entry.duplicate_rows,
+                    np.nan if entry.cosine_before is None else entry.cosine_before,
+                )  # fmt: skip
+        if not any(one.non_finite or one.zero_rows or one.duplicate_rows for one in head.statistics.values()):
             self.bad[span] = 0
         self.read[place] = True
         self.version += 1
 
-    def suspicious(self, place: int) -> bool:
-        """Whether a shard's own statistics tell of rows that cannot be right."""
-        return bool(np.nansum(self.statistics[place, :, NON_FINITE : DUPLICATE_ROWS + 1]) > 0)
-
     def _finish(self, reason: str) -> int:
-        reason = clean(reason, RID)
-        if reason not in self.finishes:
-            if len(self.finishes) >= np.iinfo(np.int16).max:
+        if reason not in self._finish_places:
+            if len(self.finishes) >= MOST_REASONS:
                 return -1
-            self.finishes.append(reason)
-        return self.finishes.index(reason)
+            self._finish_places[reason] = len(self.finishes)
+            self.finishes.append(clean(reason, RID))
+        return self._finish_places[reason]
 
     def _load(self) -> None:
         for path in self._places:
@@ -292,10 +295,11 @@ class DumpIndex:
 
     def _restore(self, stored: Stored) -> None:
         shards, layers = len(stored.commits), len(stored.layers)
-        self._grow([replace(commit, rids=()) for commit in stored.commits])
+        self._grow(stored.commits)
         samples = len(self.rids)
         self.rids = stored.rids.split("\0")[:-1]
         self.layers, self.finishes = stored.layers, stored.finishes
+        self._finish_places = {reason: place for place, reason in enumerate(stored.finishes)}
         self.read = _column(stored.read, np.uint8, (shards,)).astype(bool)
         self.statistics = _column(stored.statistics, np.float64, (shards, layers, 6))
         self.numbers = _column(stored.numbers, np.int64, (samples, 4))
@@ -311,13 +315,11 @@ def _column(data: bytes, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-def _parse(line: bytes) -> Commit | None:
-    try:
-        commit = msgspec.json.decode(line, type=Commit)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    sane = 0 <= commit.samples <= MOST_SAMPLES and commit.rows >= 0 and commit.bytes >= 0
-    return commit if sane and Path(commit.shard).name == commit.shard and "\0" not in commit.shard else None
+def _clean(rids: Sequence[str]) -> list[str]:
+    whole = "".join(rids)
+    if whole.isascii() and whole.isprintable() and max(map(len, rids), default=0) <= RID:
+        return list(rids)
+    return [clean(rid, RID) for rid in rids]
 
 
 def _read_file(path: Path) -> Stored | None:

@@ -1,15 +1,26 @@
-"""Dumps, shards, samples and tokens as lines; pure functions over the agent's JSON."""
+"""Dumps, shards and samples as lines; pure functions over the agent's JSON."""
 
+from collections.abc import Callable
 from typing import Any
 
 from kimi_console.tui import format as fmt
-from kimi_console.tui.cells import Column, Line, Role, Span, fit, hanging, paragraphs, table
+from kimi_console.tui.cells import Column, Line, Span, hanging, paragraphs, table
 from kimi_console.tui.panes.dump import layer_identity
 
-HEAT: tuple[Role, ...] = ("heat0", "heat1", "heat2", "heat3", "heat4")
+Row = dict[str, Any]
+Drawn = tuple[list[Line], Callable[[Row], Line]]
+"""A heading, and what makes a row's line."""
+SHARDS = (
+    Column("shard", 30, "left"), Column("rows", 9, drop=2), Column("samples", 8, drop=1), Column("size", 8, drop=3),
+    Column("committed", 16, drop=4), Column("worst", 10),
+)  # fmt: skip
+SAMPLES = (
+    Column("request", 24, "left"), Column("rows", 7), Column("missing", 7, drop=2), Column("prompt", 7, drop=3),
+    Column("output", 7, drop=4), Column("finish", 8, "left", drop=5), Column("worst", 10, drop=1),
+)  # fmt: skip
 
 
-def dumps(data: list[dict[str, Any]], cells: int) -> list[Line]:
+def dumps(data: list[Row], cells: int) -> list[Line]:
     """A row a dump, with a heading."""
     columns = [
         Column("dump", 24, "left"), Column("samples", 9, drop=2), Column("rows", 9), Column("shards", 7, drop=1),
@@ -23,154 +34,121 @@ def dumps(data: list[dict[str, Any]], cells: int) -> list[Line]:
     return table(columns, rows, cells)
 
 
-def dump_details(dump: dict[str, Any], cells: int, now: float) -> list[Line]:
-    """Where a dump lies, and when its last shard was committed."""
+def dump_details(dump: Row, cells: int, now: float) -> list[Line]:
+    """Where a dump lies, when its last shard was committed, who writes it, and what is wrong with it."""
     lines = paragraphs(str(dump["directory"]), "plain", cells)
     if dump.get("time"):
         lines.append([(" last shard ", "dim"), (fmt.moment(dump["time"]), "plain"),
                       (f"  {fmt.age(now - dump['time'])}", "dim")])  # fmt: skip
-    return lines
+    return lines + _writers(dump, cells) + _problems(dump, cells)
 
 
-def shards(data: dict[str, Any], cells: int) -> list[Line]:
-    """A row a shard, with a heading."""
-    columns = [
-        Column("shard", 30, "left"), Column("rows", 9), Column("samples", 8, drop=1), Column("size", 8),
-        Column("committed", 16, drop=2),
-    ]  # fmt: skip
-    rows: list[list[Span]] = [
-        [(str(shard["shard"]), "bright"), (fmt.short(shard["rows"]), "plain"), (fmt.short(shard["samples"]), "plain"),
-         (fmt.size(shard["bytes"]), "plain"), (fmt.moment(shard["time"]), "dim")]
-        for shard in data["shards"]
-    ]  # fmt: skip
-    return table(columns, rows, cells)
+def shards(cells: int) -> Drawn:
+    """A row a shard."""
+
+    def draw(shard: Row) -> Line:
+        cell: list[Span] = [
+            (str(shard["shard"]), "bright"), (fmt.short(shard["rows"]), "plain"),
+            (fmt.short(shard["samples"]), "plain"), (fmt.size(shard["bytes"]), "plain"),
+            (fmt.moment(shard["time"]), "dim"), worst(shard),
+        ]  # fmt: skip
+        return table(SHARDS, [cell], cells)[1]
+
+    return table(SHARDS, [], cells), draw
 
 
-def dump_facts(data: dict[str, Any], cells: int) -> list[Line]:
-    """Layer identity of a dump, and what is wrong with it."""
-    lines = _identities(data, cells)
-    lines += paragraphs(str(data["directory"]), "dim", cells)
-    if not data["problems"]:
-        return [*lines, [], [(" ✓ every listed shard is there, with its size", "good")]]
-    lines.append([])
-    for problem in data["problems"]:
-        lines += hanging([(" ✖ ", "bad")], str(problem), "bad", cells)
-    return lines
+def samples(cells: int) -> Drawn:
+    """A row a sample; what its shard's header has not said yet is a dash."""
+
+    def draw(sample: Row) -> Line:
+        missing = sample["missing"]
+        cell: list[Span] = [
+            (str(sample["rid"]) or f"sample {sample['number']}", "bright"), (fmt.count(sample["rows"]), "plain"),
+            (fmt.count(missing), "warn" if missing else "dim"), (fmt.count(sample["prompt_tokens"]), "plain"),
+            (fmt.count(sample["output_tokens"]), "plain"), (str(sample["finish_reason"] or fmt.DASH), "dim"),
+            worst(sample),
+        ]  # fmt: skip
+        return table(SAMPLES, [cell], cells)[1]
+
+    return table(SAMPLES, [], cells), draw
 
 
-def _identities(listing: dict[str, Any], cells: int) -> list[Line]:
-    conventions = listing.get("conventions") or {}
+def worst(row: Row) -> Span:
+    """The worst that is known of a shard or a sample: damage, bad rows, or how far its rms is from the dump's."""
+    if row.get("problem"):
+        return "✖ damaged", "bad"
+    if row["bad"]:
+        return f"! {fmt.short(row['bad'])} bad", "bad"
+    if row.get("perhaps"):
+        return "? in shard", "warn"
+    if row["deviation"] is None:
+        return fmt.DASH, "dim"
+    return f"× {2.718281828 ** row['deviation']:.2f}", "warn" if row["deviation"] > 0.7 else "dim"
+
+
+def dump_facts(facts: Row, cells: int) -> list[Line]:
+    """Layer identity of a dump, its layers' statistics, how far its index is, and what is wrong with it."""
+    lines = identities(facts, cells)
+    if facts["layers"]:
+        lines.append([(" rms over all shards", "title")])
+        lines += [
+            [(f" {name:>5}", "bright"), (f"  {numbers['rms']:.3g} ± {numbers['rms_spread']:.2g}", "plain")]
+            for name, numbers in facts["layers"].items()
+        ]
+    lines += [[], *paragraphs(f"{facts['directory']}, {fmt.size(facts['bytes'])}", "dim", cells)]
+    if facts["known"] < facts["shard_count"]:
+        share = fmt.share(facts["known"], facts["shard_count"])
+        lines += paragraphs(f"reading headers: {share} of {facts['shard_count']:,} shards", "move", cells)
+    lines += _writers(facts, cells)
+    if facts["bad_shards"]:
+        text = f"{facts['bad_shards']:,} shards have rows that cannot be right: o sorts by the worst"
+        lines += hanging([(" ! ", "bad")], text, "bad", cells)
+    if not facts["problems"] and not facts["bad_shards"]:
+        return [*lines, [(" ✓ nothing is seen to be wrong", "good")]]
+    return lines + _problems(facts, cells)
+
+
+def row_facts(row: Row, cells: int) -> list[Line]:
+    """What is known of the shard or the sample under the cursor."""
+    lines = paragraphs(str(row.get("rid") or row["shard"]), "bright", cells)
+    if row.get("rid"):
+        lines += paragraphs(f"sample {row['place']} of {row['shard']}", "dim", cells)
+    if row.get("problem"):
+        lines += hanging([(" ✖ ", "bad")], str(row["problem"]), "bad", cells)
+        lines += paragraphs("See what is lost with: kimi-agent shards verify", "plain", cells)
+    elif row["bad"]:
+        lines.append([(f" {fmt.count(row['bad'])} rows cannot be right", "bad")])
+    elif row.get("perhaps"):
+        lines += paragraphs("its shard has bad rows; B finds which sample has them", "warn", cells)
+    if row["deviation"] is not None:
+        factor = 2.718281828 ** row["deviation"]
+        lines += paragraphs(f"rms of its shard: at most × {factor:.2f} from the dump's", "dim", cells)
+    return [*lines, []]
+
+
+def identities(facts: Row, cells: int) -> list[Line]:
+    """Every layer in every convention."""
     lines: list[Line] = []
-    for boundary in listing["boundaries"]:
-        spelled = layer_identity(int(boundary), conventions.get(str(boundary), {}).get("sglang_flag"))
-        head, _, rest = spelled.partition(" = ")
+    for boundary in facts["boundaries"]:
+        head, _, rest = identity(facts, str(boundary)).partition(" = ")
         lines += hanging([(f" {head} ", "bright")], f"= {rest}", "plain", cells)
     return [*lines, [(" last ", "bright"), ("= after all blocks and the final norm (post-norm)", "plain")], []]
 
 
-def samples(data: dict[str, Any], cells: int) -> list[Line]:
-    """A row a sample, with a heading; how many follow."""
-    columns = [
-        Column("sample", 20, "left"), Column("prompt", 7), Column("output", 7), Column("rows", 7),
-        Column("finish", 8, "left", drop=2), Column("bad", 5, drop=1),
-    ]  # fmt: skip
-    rows: list[list[Span]] = []
-    for sample in data["samples"]:
-        bad = sum(1 for token in sample["tokens"] if token.get("bad"))
-        expected = sample["prompt_tokens"] + sample["output_tokens"] - 1
-        rows.append([
-            (str(sample["rid"]), "bright"), (fmt.count(sample["prompt_tokens"]), "plain"),
-            (fmt.count(sample["output_tokens"]), "plain"),
-            (fmt.count(sample["rows"]), "plain" if sample["rows"] == expected else "warn"),
-            (str(sample["finish_reason"]), "dim"), (str(bad) if bad else "0", "bad" if bad else "dim"),
-        ])  # fmt: skip
-    return table(columns, rows, cells)
+def identity(facts: Row, layer: str) -> str:
+    """One layer in every convention, in a line."""
+    if layer == "last":
+        return "last = after all blocks and the final norm (post-norm)"
+    spelled = (facts.get("conventions") or {}).get(layer, {})
+    return layer_identity(int(layer), spelled.get("sglang_flag"))
 
 
-def shard_facts(data: dict[str, Any], listing: dict[str, Any], cells: int) -> list[Line]:
-    """Tensors, statistics beside the dump's, and layer identity of a shard."""
-    lines: list[Line] = [[(" tensors", "title")]]
-    for name, tensor in data["tensors"].items():
-        shape = " × ".join(f"{extent:,}" for extent in tensor["shape"])
-        lines.append([(f" {fit(name, 20):<20} ", "plain"), (f"{tensor['dtype']:<5}", "dim"), (f" {shape}", "plain")])
-    lines += [[], [(" statistics", "title")], *_statistics(data, cells), [], *_identities(listing, cells)]
-    if data.get("more"):
-        lines.append([(f" {data['more']} more samples in this shard: kimi-agent shards show", "dim")])
-    return lines
+def _writers(facts: Row, cells: int) -> list[Line]:
+    return [
+        line for writer in facts.get("writers") or [] for line in hanging([(" ● ", "move")], writer, "plain", cells)
+    ]
 
 
-def _statistics(data: dict[str, Any], cells: int) -> list[Line]:
-    columns = [
-        Column("layer", 5, "left"), Column("rms", 8), Column("dump", 8, drop=1), Column("max", 8, drop=2),
-        Column("not finite", 10), Column("zero", 5),
-    ]  # fmt: skip
-    whole = data.get("dump_statistics") or {}
-    rows: list[list[Span]] = []
-    for name, numbers in data["statistics"].items():
-        dump = whole.get(name) or {}
-        rows.append([
-            (name, "bright"), (_figure(numbers["rms"]), "plain"), (_figure(dump.get("rms")), "dim"),
-            (_figure(numbers["max_abs"]), "plain"),
-            (fmt.count(numbers["non_finite"]), "bad" if numbers["non_finite"] else "dim"),
-            (fmt.count(numbers["zero_rows"]), "bad" if numbers["zero_rows"] else "dim"),
-        ])  # fmt: skip
-    return table(columns, rows, cells)
-
-
-def _figure(value: float | None) -> str:
-    return fmt.DASH if value is None else f"{value:.3g}"
-
-
-def layer_names(sample: dict[str, Any]) -> list[str]:
-    """The layers that tokens have norms of, in order, `last` at the end."""
-    return list(sample["tokens"][0]["norm"]) if sample["tokens"] else []
-
-
-def tokens(sample: dict[str, Any], cells: int) -> list[Line]:
-    """A row a token: position, id, text, and its norm at each layer as heat and number."""
-    layers = layer_names(sample)
-    columns = [
-        Column("pos", 6), Column("id", 7, drop=9), Column("", 1), Column("text", 13, "left"),
-        *(Column(layer, 9, drop=1 + len(layers) - place) for place, layer in enumerate(layers)),
-    ]  # fmt: skip
-    ranges = {layer: _range(sample, layer) for layer in layers}
-    rows: list[list[Span]] = []
-    for token in sample["tokens"]:
-        bad = bool(token.get("bad"))
-        row: list[Span] = [
-            (fmt.count(token["position"]), "dim"), (str(token["id"]), "dim"), ("!" if bad else " ", "bad"),
-            (str(token["text"]).replace("\n", "↵"), "bad" if bad else "plain"),
-        ]  # fmt: skip
-        rows.append([*row, *(_heat(token["norm"].get(layer), *ranges[layer]) for layer in layers)])
-    return table(columns, rows, cells, 1)
-
-
-def _range(sample: dict[str, Any], layer: str) -> tuple[float, float]:
-    values = sorted(token["norm"][layer] for token in sample["tokens"] if token["norm"].get(layer) is not None)
-    return (values[0], values[-1]) if values else (0.0, 0.0)
-
-
-def _heat(value: float | None, low: float, high: float) -> Span:
-    if value is None:
-        return "not fin.", "bad"
-    share = (value - low) / (high - low) if high > low else 0.0
-    block = fmt.BARS[min(len(fmt.BARS) - 1, int(share * len(fmt.BARS)))]
-    return f"{value:.4g} {block}", HEAT[min(len(HEAT) - 1, int(share * len(HEAT)))]
-
-
-def token_facts(
-    sample: dict[str, Any], token: dict[str, Any] | None, listing: dict[str, Any], shard: dict[str, Any], cells: int
-) -> list[Line]:
-    """The sample's text, the token under the cursor, layer identity."""
-    lines: list[Line] = []
-    if token is not None:
-        lines.append([(" token ", "dim"), (f"{token['id']}", "bright"), (f"  position {token['position']}", "plain")])
-        lines += paragraphs(repr(str(token["text"])), "plain", cells)
-        if token.get("bad"):
-            lines += hanging([(" ✖ ", "bad")], str(token["bad"]), "bad", cells)
-        lines.append([])
-    for reason, rows in (sample.get("missing") or {}).items():
-        lines.append([(f" {fmt.count(rows)} rows missing: {reason}", "warn")])
-    lines += _identities(listing, cells)
-    lines += [[(" text", "title"), (f"  {shard.get('text_source', '')}", "dim")]]
-    return lines + paragraphs(str(sample["text"]), "plain", cells)
+def _problems(facts: Row, cells: int) -> list[Line]:
+    found = facts.get("problems") or []
+    return [line for problem in found for line in hanging([(" ✖ ", "bad")], str(problem), "bad", cells)]

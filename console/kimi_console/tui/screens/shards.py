@@ -1,8 +1,6 @@
 """The shard browser: dumps, then shards, then samples, then tokens."""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,42 +16,46 @@ from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, paragraphs
 from kimi_console.tui.pane import rule
 from kimi_console.tui.rows import Rows
-from kimi_console.tui.screens import shard_tables as tables
+from kimi_console.tui.screens.ask import Ask
 from kimi_console.tui.screens.launch_form import error_lines
+from kimi_console.tui.screens.sample import SampleScreen
+from kimi_console.tui.screens.steps import Dumps, Paged, Step
 
 SIDE_BY_SIDE = 100
-
-
-@dataclass(slots=True)
-class Level:
-    """One step of the way: what is listed, what stands beside it."""
-
-    name: str
-    """What was chosen to come here."""
-    data: Any
-    cursor: int = 0
+AGAIN = 1.0
+"""Seconds after which what grows is asked for again."""
 
 
 class ShardBrowser(ModalScreen[None]):
-    """Enter goes deeper, Esc comes back, `n` goes to the next bad token."""
+    """Enter goes deeper, Esc comes back; a sample opens on a screen of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,left", "back", show=False),
         Binding("q", "close", show=False),
-        Binding("n", "bad(1)", show=False),
-        Binding("N", "bad(-1)", show=False),
         Binding("r", "reload", show=False),
+        Binding("o", "order(False)", show=False),
+        Binding("O", "order(True)", show=False),
+        Binding("slash", "search", show=False),
+        Binding("a", "all", show=False),
+        Binding("B", "bad", show=False),
     ]
 
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
         super().__init__(classes="-ascii" if ascii else "")
         self._control = control
-        self._levels: list[Level] = []
-        self._reading = False
+        self._ascii = ascii
+        self._steps: list[Step] = [Dumps()]
+        self._error: KimiError | None = None
+        self._loading = False
         self._rule = Bar(ascii=ascii)
         self._items = Rows(choosing=True, ascii=ascii, id="items")
         self._details = Rows(ascii=ascii, id="details")
-        self._foot = Bar([(" Enter open  Esc back  n next bad token  r read again  q board", "dim")], ascii=ascii)
+        self._foot = Bar(ascii=ascii)
+
+    @property
+    def step(self) -> Step:
+        """Where the operator is."""
+        return self._steps[-1]
 
     def compose(self) -> ComposeResult:
         """The path, two columns, the keys."""
@@ -65,91 +67,103 @@ class ShardBrowser(ModalScreen[None]):
             yield self._foot
 
     def on_mount(self) -> None:
-        """Ask for the dumps."""
+        """Ask for the dumps, and for what grows now and then."""
         self._items.focus()
-        self._fetch("dumps", "dumps")
+        self.set_interval(AGAIN, self._again)
+        self._load()
 
     def on_resize(self, event: events.Resize) -> None:
         """Columns stand below each other where they do not fit beside each other."""
         self.set_class(event.size.width < SIDE_BY_SIDE, "-narrow")
         self.call_after_refresh(self._draw)
 
+    def _again(self) -> None:
+        if not self._loading and self._error is None and self.app.screen is self and self.step.grows:
+            self._load()
+
+    def _load(self) -> None:
+        self._run(self.step.load)
+
     @work(group="shards", exclusive=True, exit_on_error=False)
-    async def _fetch(self, method: str, name: str, **params: Any) -> None:
-        self._details.flow(partial(paragraphs, "reading…", "dim"))
-        self._reading = True
+    async def _run(self, job: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
+        """Do one thing that asks the agent; a newer one takes its place."""
+        self._loading, self._error = True, None
+        self._draw()
         try:
-            answer = await self._control.request(method, **params)
+            await job(self._control.request)
         except KimiError as error:
-            self._details.flow(partial(error_lines, error))
-            return
-        finally:
-            self._reading = False
-        self._levels.append(Level(name, answer))
+            self._error = error
+        self._loading = False
         self._draw()
 
     def _draw(self) -> None:
-        trail = " › ".join(level.name for level in self._levels)
-        self._rule.show(rule([("Shards", "title"), (f"  {trail}", "plain")], max(1, self._rule.size.width), {}))
-        if not self._levels:
-            return
-        level = self._levels[-1]
-        lines, heading = self._listing(level)
-        if len(lines) <= heading:
-            lines = [*lines, *paragraphs(EMPTY[len(self._levels) - 1], "dim", self._items.size.width - 2)]
-            heading = len(lines)
-        self._items.fill(lines, heading=heading, cursor=level.cursor)
-        self._detail()
-
-    def _listing(self, level: Level) -> tuple[list[Line], int]:
-        cells = max(20, self._items.size.width - 1)
-        drawers: tuple[Callable[[Any, int], list[Line]], ...] = (
-            tables.dumps, tables.shards, tables.samples, tables.tokens,
-        )  # fmt: skip
-        return drawers[len(self._levels) - 1](level.data, cells), 1
-
-    def _detail(self) -> None:
+        trail = " › ".join(step.name for step in self._steps[1:]) or "dumps"
+        self._rule.show(rule([("Shards", "title"), (f"  {trail}", "plain"), (self._count(), "dim")],
+                             max(1, self._rule.size.width), {}))  # fmt: skip
+        lines, heading = self.step.draw(max(20, self._items.size.width - 1))
+        self._items.fill(lines, heading=heading, cursor=self.step.cursor)
         self._details.flow(self._facts)
+        keys = " Enter open  Esc back  " if len(self._steps) > 1 else " Enter open  r read again  Esc board  "
+        self._foot.show([(keys, "dim"), (self.step.hint, "dim")])
+        self.call_after_refresh(self._fetch_missing)
+
+    def _fetch_missing(self) -> None:
+        """Drawing has shown what is not here."""
+        if self.step.wants and not self._loading and self._error is None:
+            self._load()
+
+    def _count(self) -> str:
+        step = self.step
+        if not isinstance(step, Paged) or step.facts is None:
+            return ""
+        total = step.facts["shard_count"] if step.what == "shards" else step.facts["total"]
+        of = "" if step.window.total == total else f" of {total:,}"
+        return f"  {step.window.total:,}{of}" + ("  live" if step.facts["writers"] else "")
 
     def _facts(self, cells: int) -> list[Line]:
-        depth, row = len(self._levels), self._items.row
-        data = self._levels[-1].data
-        if depth == 1:
-            return tables.dump_details(data[row], cells, time.time()) if data and row is not None else []
-        if depth == 2:
-            return tables.dump_facts(data, cells)
-        if depth == 3:
-            return tables.shard_facts(data, self._levels[1].data, cells)
-        token = data["tokens"][row] if row is not None and row < len(data["tokens"]) else None
-        return tables.token_facts(data, token, self._levels[1].data, self._levels[2].data, cells)
+        if self._error is not None:
+            return error_lines(self._error, cells)
+        lines = self.step.details(self._items.row, cells)
+        return lines or (paragraphs("reading…", "dim", cells) if self._loading else [])
 
     def on_rows_moved(self, event: Rows.Moved) -> None:
         """The right side follows the cursor."""
-        if event.rows is self._items and self._levels:
-            self._levels[-1].cursor = event.row
-            self._detail()
+        if event.rows is self._items:
+            self.step.cursor = event.row
+            self._details.flow(self._facts)
+            self.call_after_refresh(self._fetch_missing)
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
         """Go one step deeper."""
-        if event.rows is not self._items or not self._levels or self._reading:
+        step, row = self.step, event.row
+        if event.rows is not self._items:
             return
-        data, row = self._levels[-1].data, event.row
-        self._levels[-1].cursor = row
-        if len(self._levels) == 1 and row < len(data):
-            self._fetch("shards", str(data[row]["dump"]), dump=data[row]["dump"])
-        elif len(self._levels) == 2 and row < len(data["shards"]):
-            shard = data["shards"][row]["shard"]
-            self._fetch("shard", str(shard), dump=data["dump"], shard=shard)
-        elif len(self._levels) == 3 and row < len(data["samples"]):
-            self._levels.append(Level(f"sample {data['samples'][row]['rid']}", data["samples"][row]))
-            self._draw()
+        step.cursor = row
+        if isinstance(step, Dumps):
+            if step.rows and row < len(step.rows):
+                self._enter(Paged("shards", str(step.rows[row]["dump"])))
+        elif isinstance(step, Paged) and (here := step.window.row(row)) is not None:
+            if step.what == "shards":
+                self._enter(Paged("samples", step.dump, str(here["shard"])))
+            else:
+                self._open(step, here)
+
+    def _enter(self, step: Step) -> None:
+        self._steps.append(step)
+        self._load()
+
+    def _open(self, step: Paged, sample: dict[str, Any]) -> None:
+        trail = " › ".join(one.name for one in self._steps[1:])
+        screen = SampleScreen(self._control, step.dump, sample, step.facts or {}, trail, ascii=self._ascii)
+        self.app.push_screen(screen, lambda leave: self.dismiss(None) if leave else None)
 
     def action_back(self) -> None:
         """One step back, or to the board."""
-        if len(self._levels) <= 1:
+        if len(self._steps) <= 1:
             self.dismiss(None)
             return
-        self._levels.pop()
+        self._steps.pop()
+        self._error = None
         self._draw()
 
     def action_close(self) -> None:
@@ -158,27 +172,55 @@ class ShardBrowser(ModalScreen[None]):
 
     def action_reload(self) -> None:
         """Ask for the dumps again."""
-        self._levels.clear()
-        self._fetch("dumps", "dumps")
+        self._steps = [Dumps()]
+        self._load()
 
-    def action_bad(self, step: int) -> None:
-        """Go to the next token that is marked bad, from the end to the other."""
-        if len(self._levels) != 4:
+    def action_all(self) -> None:
+        """All samples of the dump, whatever shard they are in."""
+        step = self.step
+        if isinstance(step, Dumps) and step.rows and (row := self._items.row) is not None and row < len(step.rows):
+            step.cursor = row
+            self._enter(Paged("samples", str(step.rows[row]["dump"])))
+        elif isinstance(step, Paged) and step.what == "shards":
+            self._enter(Paged("samples", step.dump))
+
+    def action_order(self, turn: bool) -> None:
+        """Another order, or the same one the other way round."""
+        step = self.step
+        if isinstance(step, Paged):
+            step.turn() if turn else step.reorder()
+            self._load()
+
+    def action_search(self) -> None:
+        """Only what has a text in its name."""
+        step = self.step
+        if not isinstance(step, Paged):
             return
-        found = [index for index, token in enumerate(self._levels[-1].data["tokens"]) if token.get("bad")]
-        if not found:
-            self.notify("no bad token in this sample", markup=False)
-            return
-        here = self._items.row or 0
-        ahead = [index for index in found if (index - here) * step > 0]
-        target = (ahead[0] if step > 0 else ahead[-1]) if ahead else (found[0] if step > 0 else found[-1])
-        self._items.action_move(target - here)
 
+        def found(text: str | None) -> None:
+            if text is not None:
+                step.find(text)
+                self._load()
 
-EMPTY = (
-    "no dump yet: press D on the board while a server with capture runs",
-    "no shard is committed yet: the first one appears when it is full, or when the dump ends",
-    "this shard holds no sample",
-    "no token of this sample is in this answer",
-)
-"""What an empty list says, for each step."""
+        what = "a shard's name" if step.what == "shards" else "a request id"
+        self.app.push_screen(Ask("search", f"part of {what}; empty for all", step.search), found)
+
+    def action_bad(self) -> None:
+        """Open the next sample with rows that cannot be right."""
+        step = self.step
+        if isinstance(step, Paged) and step.what == "samples":
+            here = step.window.row(self._items.row or 0)
+            self._run(partial(self._next_bad, step, -1 if here is None else int(here["number"])))
+
+    async def _next_bad(self, step: Paged, number: int, request: Callable[..., Awaitable[Any]]) -> None:
+        answer: dict[str, Any] = {"done": False, "at": number}
+        while not answer["done"]:
+            answer = await request("bad_sample", dump=step.dump, number=answer["at"], step=1)
+            self._foot.show([(f" looking for bad rows: sample {answer['at']:,}…", "move")])
+        sample = answer["sample"]
+        if sample is None:
+            self.notify("no sample after this one has rows that cannot be right", markup=False)
+        elif sample["problem"]:
+            self.notify(f"{sample['shard']}: {sample['problem']}", severity="error", markup=False)
+        else:
+            self._open(step, sample)
