@@ -8,11 +8,12 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
+from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, Span, left
-from kimi_console.tui.rows import Rows
+from kimi_console.tui.paint import ROLE_CLASSES, Brush
 
 CELLS: Final = 9
 """Width of a token."""
@@ -41,9 +42,10 @@ def spelled(token: dict[str, Any]) -> str:
     return text.replace(" ", "·").replace("\n", "↵") if text else str(token["id"])
 
 
-class TokenGrid(Rows):
+class TokenGrid(ScrollView, can_focus=True):
     """Draws the tokens that are in view, and says which it lacks."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "go(-1)", show=False),
         Binding("right,l", "go(1)", show=False),
@@ -59,7 +61,9 @@ class TokenGrid(Rows):
         """The cursor stands on another token."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:  # noqa: A002 - the option's name
-        super().__init__(ascii=ascii, id=id)
+        super().__init__(id=id)
+        self._brush = Brush(self)
+        self._brush.ascii = ascii
         self.total = 0
         self.token = 0
         """The token under the cursor."""
