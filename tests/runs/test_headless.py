@@ -65,7 +65,7 @@ def test_a_run_is_recorded_and_stopped_when_nobody_asks_it_anything(
     tables = demo_profile(engine, free_port())
     tables["server"]["flags"] = [*tables["server"]["flags"], "--api-key", SECRET]
     profile = write(tmp_path / "tiny.toml", tables)
-    with run(profile, "--record", str(recording), "--idle-stop", "3", "--timeout", "240") as process:
+    with run(profile, "--record", str(recording), "--idle-stop", "3", "--timeout", "480") as process:
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
