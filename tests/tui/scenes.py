@@ -7,7 +7,7 @@ from typing import Any
 from kimi_agent.errors import KimiError
 from kimi_agent.model import events as ev
 from kimi_agent.wire.rpc import READ_ONLY
-from kimi_console.source.base import Link
+from kimi_console.source.base import Control, Link
 from kimi_console.source.session import Session
 from kimi_console.tui.clock import HostClock
 
@@ -190,7 +190,7 @@ def dumping() -> Journal:
     ))  # fmt: skip
 
 
-def session(journal: Journal, control: TableControl | None = None, state: str = "live") -> Session:
+def session(journal: Journal, control: Control | None = None, state: str = "live") -> Session:
     """A session whose source holds all of a journal."""
     return Session(MemorySource([journal.events], state=state), control)
 

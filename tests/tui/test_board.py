@@ -11,7 +11,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from kimi_agent.model import events as ev
-from kimi_console.source.base import Link
+from kimi_console.source.base import Control, Link
 from kimi_console.source.session import Session
 from kimi_console.tui.app import KimiApp
 from kimi_console.tui.board import Board
@@ -58,7 +58,7 @@ def sent(app: App[Any]) -> str:
         return text.getvalue()
 
 
-def app_of(journal: scenes.Journal, control: scenes.TableControl | None = None, **options: Any) -> KimiApp:
+def app_of(journal: scenes.Journal, control: Control | None = None, **options: Any) -> KimiApp:
     """An app over a journal, with the clock at its end."""
     return KimiApp(scenes.session(journal, control), clock=scenes.clock(journal), **options)
 

@@ -78,7 +78,7 @@ def add(
     random = np.random.default_rng(number)
     states = random.normal(size=(rows, 4, HIDDEN)).astype(np.float32)
     states = (states.view(np.uint32) >> 16).astype(np.uint16)
-    tensors = {
+    tensors: dict[str, Any] = {
         "aux_hidden_states": states[:, :3], "last_hidden_state": states[:, 3],
         "token_ids": random.integers(100, 999, rows), "positions": np.concatenate([np.arange(n) for n in lengths]),
         "sample_offsets": np.cumsum([0, *lengths]),

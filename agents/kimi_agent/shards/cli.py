@@ -1,4 +1,4 @@
-"""`kimi-agent shards ls|show|verify|repair|stats|export DIR`: dumps on this host from a terminal or a script."""
+"""`kimi-agent shards ls|show|verify|compare|…`: dumps on this host from a terminal or a script."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards import tables
 from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
 from kimi_agent.shards.export.cli import add_export_parser, run
+from kimi_agent.shards.inspect import cli as inspect
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.show import SAMPLES, TOKENS, list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import dump_statistics
@@ -32,6 +33,7 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     shown = _command(commands, "show", "show a shard's tensors, statistics, samples and tokens")
     shown.add_argument("directory", type=Path, metavar="DIR|SHARD", help="a dump, or a shard's file")
     shown.add_argument("shard", nargs="?", help="name of the shard; the dump's first when left out")
+    shown.add_argument("--rid", metavar="RID", help="one sample: its layers and every marked token")
     shown.add_argument("--first", type=int, default=0, metavar="N", help="first sample shown (0)")
     shown.add_argument(
         "--samples", type=int, metavar="N", help=f"most samples shown ({TERMINAL_SAMPLES}, JSON {SAMPLES})"
@@ -49,6 +51,12 @@ def add_shards_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentP
     verified.add_argument(
         "--python", default=sys.executable, metavar="PATH", help="Python that runs the model, with transformers [this]"
     )
+    inspect.add_compare_parser(
+        _command(commands, "compare", "hold two dumps, or two samples, against each other; exit 5 when they differ")
+    )
+    inspect.add_match_parser(
+        _command(commands, "match", "say which of the model's states a sample's rows are, by a forward pass")
+    )
     repaired = _command(commands, "repair", "set right what a crash left; exit 5 when a dump does not verify after it")
     repaired.add_argument("directory", type=Path, metavar="DIR")
     add_export_parser(
@@ -65,7 +73,10 @@ def run_shards(args: argparse.Namespace) -> int:
         UsageError: the path is not what the command needs.
         KimiError: the shard to show is damaged.
     """
-    commands = {"ls": _ls, "show": _show, "verify": _verify, "repair": _repair, "stats": _stats, "export": run}
+    commands = {
+        "ls": _ls, "show": _show, "verify": _verify, "repair": _repair, "stats": _stats, "export": run,
+        "compare": inspect.run_compare, "match": inspect.run_match,
+    }  # fmt: skip
     return commands[args.shards_command](args)
 
 
@@ -96,6 +107,10 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.rid is not None:
+        facts, lines = inspect.show_sample(args.directory, args.rid)
+        _print(args, facts, lines)
+        return int(Exit.OK)
     directory, name = args.directory, args.shard
     if directory.is_file():
         directory, name = directory.parent, directory.name

@@ -138,18 +138,15 @@ def _head(paths: Sequence[Path], weights: Weights, rows: int) -> tuple[Check, li
 def _forward(
     paths: Sequence[Path], weights: Weights, expected: Expected, python: str, rows: int
 ) -> tuple[Check, list[Problem]]:
-    needed = sum(
-        entry.end - entry.start if entry.dtype == "F32" else 2 * (entry.end - entry.start)
-        for entry in weights.entries.values()
-    )
-    free = psutil.virtual_memory().available
-    if needed > WEIGHTS_SHARE * free:
-        why = f"in float32 the model takes {needed >> 30} GiB, {free >> 30} GiB are free: layers, order and whose rows"
-        return Check("forward pass", 0, rows, None, f"{why} they are stay unchecked"), []
+    try:
+        runner = runner_for(weights, python)
+    except CannotRun as reason:
+        return Check(
+            "forward pass", 0, rows, None, f"{reason}: layers, order and whose rows they are stay unchecked"
+        ), []
     hidden = int(weights.text_config["hidden_size"])
     budget = min(TOKENS, REFERENCE_BYTES // ((expected.layers + 2) * hidden * 4))
     samples = list(select([read_shard(path) for path in _spread(paths, FORWARD_SHARDS)], budget))
-    runner = Runner(python, weights.directory, needed + OVERHEAD)
     try:
         references = runner.states([sample.tokens for sample in samples])
         findings = _judge(samples, references, expected, runner)
@@ -211,6 +208,30 @@ class Runner:
                 return [file[str(place)] for place in range(len(sequences))]
 
 
+def runner_for(weights: Weights, python: str) -> Runner:
+    """What runs a model on this host. Raises CannotRun when its weights do not fit into the free memory."""
+    needed = sum(
+        entry.end - entry.start if entry.dtype == "F32" else 2 * (entry.end - entry.start)
+        for entry in weights.entries.values()
+    )
+    free = psutil.virtual_memory().available
+    if needed > WEIGHTS_SHARE * free:
+        raise CannotRun(f"in float32 the model takes {needed >> 30} GiB, {free >> 30} GiB are free")
+    return Runner(python, weights.directory, needed + OVERHEAD)
+
+
+def rows_of_sample(shard: Shard, place: int, most: int) -> Rows | None:
+    """A sample's first rows, `most` of them; None when it has none or rows are missing before one of them."""
+    first = int(shard.sample_offsets[place])
+    length = min(shard.meta.samples[place].rows, most)
+    if length <= 0 or not np.array_equal(shard.positions[first : first + length], np.arange(length)):
+        return None
+    rows = slice(first, first + length)
+    aux = to_float32(shard.aux_hidden_states[rows]).transpose(1, 0, 2)
+    columns = np.concatenate([aux, to_float32(shard.last_hidden_state[rows])[None]])
+    return Rows(shard.path.name, shard.meta.samples[place].rid, shard.token_ids[rows], columns)
+
+
 def select(shards: Sequence[Shard], budget: int) -> Iterator[Rows]:
     """Samples until `budget` tokens are used up: the first of every shard, then the second ones, and so on."""
     most = max((len(shard.meta.samples) for shard in shards), default=0)
@@ -218,16 +239,10 @@ def select(shards: Sequence[Shard], budget: int) -> Iterator[Rows]:
         for shard in shards:
             if place >= len(shard.meta.samples):
                 continue
-            first = int(shard.sample_offsets[place])
-            length = min(shard.meta.samples[place].rows, SEQUENCE, budget)
-            whole = np.array_equal(shard.positions[first : first + length], np.arange(length))
-            if length <= 0 or not whole:
-                continue  # rows are missing before: the model would see another text
-            budget -= length
-            rows = slice(first, first + length)
-            aux = to_float32(shard.aux_hidden_states[rows]).transpose(1, 0, 2)
-            columns = np.concatenate([aux, to_float32(shard.last_hidden_state[rows])[None]])
-            yield Rows(shard.path.name, shard.meta.samples[place].rid, shard.token_ids[rows], columns)
+            rows = rows_of_sample(shard, place, min(SEQUENCE, budget))
+            if rows is not None:  # else rows are missing before: the model would see another text
+                budget -= len(rows.tokens)
+                yield rows
 
 
 def _spread(paths: Sequence[Path], most: int) -> Sequence[Path]:

@@ -37,7 +37,7 @@ class Vocabulary:
 def load_vocabulary(model: str | None, tokens: Iterable[int]) -> Vocabulary:
     """The text of `tokens` in the vocabulary of a model: a directory, or a name in the Hugging Face cache."""
     wanted = set(tokens)
-    directory = _model_directory(model)
+    directory = model_directory(model)
     if directory is None:
         return Vocabulary(f"ids only: the model {clean(model or 'of the dump')} is not on this host", {})
     ranks, whole = directory / "tiktoken.model", directory / "tokenizer.json"
@@ -51,7 +51,8 @@ def load_vocabulary(model: str | None, tokens: Iterable[int]) -> Vocabulary:
     return Vocabulary(clean(f"ids only: {directory} has neither tiktoken.model nor tokenizer.json"), {})
 
 
-def _model_directory(model: str | None) -> Path | None:
+def model_directory(model: str | None) -> Path | None:
+    """Where a model lies on this host: a directory, or a name in the Hugging Face cache; None when it does not."""
     if not model:
         return None
     if Path(model).is_dir():

@@ -35,6 +35,11 @@ next_bad       dump, shard, place, token,      {"token": int|null, "why", "read"
                step: 1|-1                      the one before
 bad_sample     dump, number: int, step         {"sample": as in samples, or null, "at": int, "done": bool}; not done:
                                                ask again with number = at
+compare        dump, shard, place, other:      {"first_different", "layers": {…}, "nearest", "same", …}: two samples
+               {dump, shard, place}
+compare_dumps  dump, other: str                {"state", "matched", "layers", …}; goes on while this is asked for
+boundary       dump, shard, place              {"running": seconds}, and once it is known what `shards match --json`
+                                               prints; the model is run while this is asked for
 """
 
 from dataclasses import dataclass
@@ -49,7 +54,7 @@ PROTOCOL: Final = 1
 
 READ_ONLY: Final = frozenset({
     "subscribe", "ping", "status", "preflight", "dumps", "shards", "samples", "sample", "tokens", "next_bad",
-    "bad_sample",
+    "bad_sample", "compare", "compare_dumps", "boundary",
 })  # fmt: skip
 """The methods that a read-only connection may call."""
 

@@ -132,7 +132,7 @@ class TokenGrid(ScrollView, can_focus=True):
 
     def _text(self, token: int, here: dict[str, Any] | None) -> Line:
         under = token == self.token
-        edge = ("▸", "accent") if under else (" ", "plain")
+        edge: Span = ("▸", "accent") if under else (" ", "plain")
         role: Role = "focus" if under else "bad" if here and here["mark"] == "!" else "plain"
         return [edge, (left("…" if here is None else spelled(here), CELLS - 1), role)]
 

@@ -45,7 +45,8 @@ class Window(Sequence[Line]):
         row = self.row(place)
         if row is None:
             self.missing = place // PAGE * PAGE
-            return [(" …", "dim")]
+            placeholder: Line = [(" …", "dim")]
+            return placeholder
         return self._draw(row)
 
     def row(self, place: int) -> Any | None:

@@ -8,11 +8,10 @@ from time import monotonic
 from typing import Any, Final
 
 from kimi_agent.errors import UsageError
-from kimi_agent.shards.dumps import Dump
+from kimi_agent.shards.inspect.compare import DumpPair, compare_samples
 from kimi_agent.shards.inspect.listing import Listing, Query
 from kimi_agent.shards.inspect.rows import TOKENS, SampleRows, bad_by_sample
-from kimi_agent.shards.samples import open_committed
-from kimi_agent.shards.show import list_dumps, open_named
+from kimi_agent.shards.show import list_dumps
 from kimi_agent.shards.tokens import Vocabulary, load_vocabulary
 from kimi_agent.text import clean
 from kimi_capture.format import Shard
@@ -23,6 +22,8 @@ WORDS: Final = 50_000
 """Tokens of one model whose text is kept."""
 FIRST: Final = 0.3
 """Seconds of reading that the first answer about a sample waits for."""
+ASKED: Final = 5.0
+"""Seconds after which two dumps are no longer compared for a screen that does not ask for it any more."""
 SEARCH: Final = 2.0
 """Seconds that the search for the next bad sample goes on before it says how far it has come."""
 
@@ -39,6 +40,9 @@ class Desk:
         self._hashed: dict[tuple[Path, str], list[str]] = {}
         """Damaged tensors of the shards whose hashes were checked."""
         self._words: dict[str | None, Vocabulary] = {}
+        self._pair: tuple[tuple[str, str], DumpPair] | None = None
+        """The two dumps that are compared."""
+        self._pair_asked = 0.0
         self._operations: dict[str, Callable[..., Any]] = {
             "dumps": self.dumps,
             "shards": self.shards,
@@ -47,6 +51,8 @@ class Desk:
             "tokens": self.tokens,
             "next_bad": self.next_bad,
             "bad_sample": self.bad_sample,
+            "compare": self.compare,
+            "compare_dumps": self.compare_dumps,
         }
 
     def do(self, operation: str, params: dict[str, Any]) -> Any:
@@ -64,6 +70,8 @@ class Desk:
 
     def work(self, seconds: float) -> bool:
         """Go on for about so long with what was asked for last; whether there is more to do."""
+        if self._pair is not None and monotonic() - self._pair_asked < ASKED and self._pair[1].step():
+            return True
         for key, rows in reversed(self._read.items()):
             if rows.done < rows.rows:
                 rows.step(seconds)
@@ -157,6 +165,18 @@ class Desk:
             at += len(span) if step > 0 else -len(span)
         return {"sample": None, "at": at, "done": True}
 
+    def compare(self, directory: str, shard: str, place: int, other: dict[str, Any]) -> dict[str, Any]:
+        """A sample beside another one: {"directory", "shard", "place"}."""
+        return compare_samples(self.rows(directory, shard, place), self.rows(**other))
+
+    def compare_dumps(self, directory: str, other: str) -> dict[str, Any]:
+        """A dump beside another one, as far as it was compared; it goes on while this is asked for."""
+        key = (directory, other)
+        if self._pair is None or self._pair[0] != key:
+            self._pair = (key, DumpPair(self.listing(directory), self.listing(other)))
+        self._pair_asked = monotonic()
+        return self._pair[1].as_json()
+
     def listing(self, directory: str) -> Listing:
         """The dump in a directory, from now on the one that was asked for last."""
         path = Path(directory)
@@ -191,12 +211,7 @@ class Desk:
         key = (listing.directory, name)
         shard = self._shards.pop(key, None)
         if shard is None:
-            place = listing.index.place_of(name)
-            if place is None:
-                raise UsageError(f"there is no shard {clean(name)} in {listing.directory}", "List the shards again.")
-            commit = listing.index.commits[place]
-            dump = Dump(listing.directory, listing.manifest, (commit,))
-            shard = open_named(dump, name) if listing.manifest is None else open_committed(dump, commit)
+            shard = listing.open(name)
             self._hashed.pop(key, None)
         self._shards[key] = shard
         while len(self._shards) > OPEN:

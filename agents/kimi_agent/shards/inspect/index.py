@@ -93,7 +93,7 @@ class DumpIndex:
         self.loaded = False
         """Whether it came from a file."""
         self._seen: tuple[int, int] | None = None
-        self._saved = 0
+        self._saved = self._consumed = self._digest = 0
         self._clear()
         self._load()
         self.refresh()

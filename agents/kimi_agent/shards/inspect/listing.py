@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi_agent.errors import UsageError
-from kimi_agent.shards.dumps import find_manifest, writers
+from kimi_agent.shards.dumps import Dump, find_manifest, writers
 from kimi_agent.shards.inspect.index import DUPLICATE_ROWS, NON_FINITE, RMS, DumpIndex
+from kimi_agent.shards.samples import open_committed
+from kimi_agent.shards.show import open_named
 from kimi_agent.text import clean
-from kimi_capture.format import COMMITS
+from kimi_capture.format import COMMITS, Shard
 
 SORTS: Final = ("order", "rows", "missing", "worst")
 """As committed; most rows first; most missing rows first; damaged, then most bad rows, then farthest from the dump."""
@@ -141,6 +143,20 @@ class Listing:
         told += [f"{clean(index.commits[place].shard)}: {text}" for place, text in sorted(index.problems.items())]
         return told if len(told) <= PROBLEMS else [*told[:PROBLEMS], f"{len(told) - PROBLEMS} more problems"]
 
+    def open(self, name: str) -> Shard:
+        """A committed shard by its name.
+
+        Raises:
+            UsageError: there is no such shard.
+            KimiError: it is damaged.
+        """
+        place = self.index.place_of(name)
+        if place is None:
+            raise UsageError(f"there is no shard {clean(name)} in {self.directory}", "List the shards again.")
+        commit = self.index.commits[place]
+        dump = Dump(self.directory, self.manifest, (commit,))
+        return open_named(dump, name) if self.manifest is None else open_committed(dump, commit)
+
     def _about(self, matched: int, first: int) -> dict[str, Any]:
         return {**self._facts(), "matched": matched, "first": first}
 
@@ -231,8 +247,9 @@ class Listing:
             return None
         if sort == "rows":
             return np.array([commit.rows for commit in index.commits], float)
-        counts = np.nan_to_num(index.statistics[:, :, SUSPICIOUS]).max(axis=1, initial=0)
-        return BAD * counts.sum(axis=1) + self._damage() + np.nan_to_num(self._deviations(), nan=-1.0)
+        counts: Float = np.nan_to_num(index.statistics[:, :, SUSPICIOUS]).max(axis=1, initial=0)
+        worst: Float = BAD * counts.sum(axis=1) + self._damage() + np.nan_to_num(self._deviations(), nan=-1.0)
+        return worst
 
     def _damage(self) -> Float:
         damage = np.zeros(len(self.index.commits))

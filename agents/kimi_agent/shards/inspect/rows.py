@@ -146,6 +146,10 @@ class SampleRows:
         """What is wrong with a row that was read; empty when nothing is."""
         return suspects.words(self.flags[row], self.names, int(self.positions[row]))
 
+    def mark(self, row: int) -> str:
+        """`!` where a row that was read cannot be right, `^` where it stands out, else a space."""
+        return _mark(self.flags[row])
+
     def next_bad(self, row: int, step: int) -> int | None:
         """The next row after, or with step −1 before, a row that cannot be right or stands out."""
         found = np.flatnonzero(self.flags.any(axis=1))

@@ -12,6 +12,7 @@ from typing import Any, Final
 from kimi_agent.errors import UsageError
 from kimi_agent.paths import Home, private_dir
 from kimi_agent.shards.inspect.child import InspectorChild
+from kimi_agent.shards.inspect.matching import Match
 
 CACHE: Final = "indexes"
 """In the agent's home: the indexes of dumps that this user cannot write."""
@@ -26,22 +27,52 @@ class Inspector:
         self._roots = roots
         self._child: InspectorChild | None = None
         self._starting = asyncio.Lock()
+        self._match: Match | None = None
 
     def methods(self) -> dict[str, Callable[..., Awaitable[Any]]]:
         """What a client may call."""
-        return {"dumps": self.dumps} | {
-            name: partial(self._of_dump, name)
-            for name in ("shards", "samples", "sample", "tokens", "next_bad", "bad_sample")
-        }
+        return (
+            {"dumps": self.dumps}
+            | {
+                name: partial(self._of_dump, name)
+                for name in ("shards", "samples", "sample", "tokens", "next_bad", "bad_sample")
+            }
+            | {"compare": self.compare, "compare_dumps": self.compare_dumps, "boundary": self.boundary}
+        )
 
     async def close(self) -> None:
-        """End the process, if there is one."""
+        """End all that was started."""
+        if self._match is not None:
+            self._match.cancel()
         if self._child is not None:
             await self._child.close()
 
     async def dumps(self) -> Any:
         """All dumps below the known dump roots, newest first."""
         return await self._ask("dumps", roots=[str(root) for root in self._roots()])
+
+    async def compare(self, dump: str, shard: str, place: int, other: dict[str, Any]) -> Any:
+        """A sample beside another one: {"dump", "shard", "place"}."""
+        if not isinstance(other, dict) or set(other) != {"dump", "shard", "place"}:
+            raise UsageError("other must name dump, shard and place", "Correct the parameters.")
+        beside = {"directory": self._directory(other["dump"]), "shard": other["shard"], "place": other["place"]}
+        return await self._ask("compare", directory=self._directory(dump), shard=shard, place=place, other=beside)
+
+    async def compare_dumps(self, dump: str, other: str) -> Any:
+        """A dump beside another one, as far as it was compared; it goes on while this is asked for."""
+        return await self._ask("compare_dumps", directory=self._directory(dump), other=self._directory(other))
+
+    async def boundary(self, dump: str, shard: str, place: int) -> Any:
+        """Which of the model's states a sample's rows are: {"running": seconds} until it is known.
+
+        The model is run while this is asked for; it is killed when nobody has asked for `ASKED` seconds.
+        """
+        key = (self._directory(dump), str(shard), int(place))
+        if self._match is None or self._match.key != key:
+            if self._match is not None:
+                self._match.cancel()
+            self._match = Match(key)
+        return await self._match.look()
 
     async def _of_dump(self, operation: str, dump: str, **params: Any) -> Any:
         return await self._ask(operation, directory=self._directory(dump), **params)

@@ -17,6 +17,7 @@ from kimi_console.tui.cells import Line, paragraphs
 from kimi_console.tui.pane import rule
 from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens import sample_tables as tables
+from kimi_console.tui.screens.beside import Report, boundary_match
 from kimi_console.tui.screens.launch_form import error_lines
 from kimi_console.tui.screens.shard_tables import identity
 from kimi_console.tui.token_grid import PAGE, TokenGrid
@@ -37,6 +38,7 @@ class SampleScreen(ModalScreen[bool]):
         Binding("N", "bad(-1)", show=False),
         Binding("left_square_bracket", "layer(-1)", show=False),
         Binding("right_square_bracket", "layer(1)", show=False),
+        Binding("b", "boundary", show=False),
     ]
 
     def __init__(
@@ -58,7 +60,9 @@ class SampleScreen(ModalScreen[bool]):
         self._heat, self._marks = Bar(ascii=ascii), Bar(ascii=ascii)
         self._grid = TokenGrid(ascii=ascii, id="grid")
         self._details = Rows(ascii=ascii, id="details")
-        self._foot = Bar([(" ←→↑↓ token  n N bad  [ ] layer  Tab details  Esc back  q board", "dim")], ascii=ascii)
+        self._foot = Bar(
+            [(" ←→↑↓ token  n N bad  [ ] layer  b which boundary  Tab details  Esc back  q board", "dim")], ascii=ascii
+        )
 
     def compose(self) -> ComposeResult:
         """The path, the layer's identity, the heat row, the tokens and what is known of them, the keys."""
@@ -172,6 +176,12 @@ class SampleScreen(ModalScreen[bool]):
         where = "after" if step > 0 else "before"
         more = "" if answer["read"] >= answer["rows"] else f", of the {answer['read']:,} read so far"
         self.notify(f"no marked token {where} this one{more}", markup=False)
+
+    def action_boundary(self) -> None:
+        """Hold the rows against the model's own states."""
+        screen = Report(f"Which boundary is it?  {self._rid}", self._control, "boundary", self._where, boundary_match,
+                        ascii=self.has_class("-ascii"))  # fmt: skip
+        self.app.push_screen(screen)
 
     def action_close(self, board: bool) -> None:
         """Back to the list, or to the board."""

@@ -1,6 +1,7 @@
 """The shard browser: dumps, then shards, then samples, then tokens."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from kimi_console.tui.cells import Line, paragraphs
 from kimi_console.tui.pane import rule
 from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.ask import Ask
+from kimi_console.tui.screens.beside import Report, dump_pair, sample_pair
 from kimi_console.tui.screens.launch_form import error_lines
 from kimi_console.tui.screens.sample import SampleScreen
 from kimi_console.tui.screens.steps import Dumps, Paged, Step
@@ -24,6 +26,25 @@ from kimi_console.tui.screens.steps import Dumps, Paged, Step
 SIDE_BY_SIDE = 100
 AGAIN = 1.0
 """Seconds after which what grows is asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A dump, or one of its samples."""
+
+    dump: str
+    shard: str | None = None
+    place: int = 0
+    rid: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the operator knows it."""
+        return self.dump if self.shard is None else self.rid or f"sample {self.place} of {self.shard}"
+
+    def where(self) -> dict[str, Any]:
+        """A sample as the agent finds it."""
+        return {"dump": self.dump, "shard": self.shard, "place": self.place}
 
 
 class ShardBrowser(ModalScreen[None]):
@@ -38,6 +59,8 @@ class ShardBrowser(ModalScreen[None]):
         Binding("slash", "search", show=False),
         Binding("a", "all", show=False),
         Binding("B", "bad", show=False),
+        Binding("m", "mark", show=False),
+        Binding("equals_sign", "compare", show=False),
     ]
 
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
@@ -47,6 +70,8 @@ class ShardBrowser(ModalScreen[None]):
         self._steps: list[Step] = [Dumps()]
         self._error: KimiError | None = None
         self._loading = False
+        self._marked: Chosen | None = None
+        """What the next one is compared with."""
         self._rule = Bar(ascii=ascii)
         self._items = Rows(choosing=True, ascii=ascii, id="items")
         self._details = Rows(ascii=ascii, id="details")
@@ -104,7 +129,8 @@ class ShardBrowser(ModalScreen[None]):
         self._items.fill(lines, heading=heading, cursor=self.step.cursor)
         self._details.flow(self._facts)
         keys = " Enter open  Esc back  " if len(self._steps) > 1 else " Enter open  r read again  Esc board  "
-        self._foot.show([(keys, "dim"), (self.step.hint, "dim")])
+        marked = f"  = compare with {self._marked.name}" if self._fits_marked() and self._marked else ""
+        self._foot.show([(keys, "dim"), (self.step.hint, "dim"), ("  m mark", "dim"), (marked, "accent")])
         self.call_after_refresh(self._fetch_missing)
 
     def _fetch_missing(self) -> None:
@@ -155,7 +181,51 @@ class ShardBrowser(ModalScreen[None]):
     def _open(self, step: Paged, sample: dict[str, Any]) -> None:
         trail = " › ".join(one.name for one in self._steps[1:])
         screen = SampleScreen(self._control, step.dump, sample, step.facts or {}, trail, ascii=self._ascii)
-        self.app.push_screen(screen, lambda leave: self.dismiss(None) if leave else None)
+
+        def left(board: bool | None) -> None:
+            if board:
+                self.dismiss(None)
+
+        self.app.push_screen(screen, left)
+
+    def _chosen(self) -> Chosen | None:
+        """The dump or the sample under the cursor."""
+        step, row = self.step, self._items.row
+        if row is None:
+            return None
+        if isinstance(step, Dumps):
+            return Chosen(str(step.rows[row]["dump"])) if step.rows and row < len(step.rows) else None
+        here = step.window.row(row) if isinstance(step, Paged) and step.what == "samples" else None
+        if here is None or not isinstance(step, Paged):
+            return None
+        return Chosen(step.dump, str(here["shard"]), int(here["place"]), str(here["rid"]))
+
+    def _fits_marked(self) -> bool:
+        chosen, marked = self._chosen(), self._marked
+        return chosen is not None and marked is not None and (chosen.shard is None) == (marked.shard is None)
+
+    def action_mark(self) -> None:
+        """Keep the dump or the sample under the cursor, to compare another one with it."""
+        chosen = self._chosen()
+        if chosen is not None:
+            self._marked = chosen
+            self.notify(f"marked {chosen.name}: = on another one compares them", markup=False)
+            self._draw()
+
+    def action_compare(self) -> None:
+        """Hold what is under the cursor against what is marked."""
+        chosen, marked = self._chosen(), self._marked
+        if chosen is None or marked is None or not self._fits_marked():
+            self.notify("mark another sample, or another dump, with m first", severity="warning", markup=False)
+            return
+        title = f"{marked.name} and {chosen.name}"
+        if chosen.shard is None:
+            params: dict[str, Any] = {"dump": marked.dump, "other": chosen.dump}
+            screen = Report(title, self._control, "compare_dumps", params, dump_pair, ascii=self._ascii)
+        else:
+            params = marked.where() | {"other": chosen.where()}
+            screen = Report(title, self._control, "compare", params, sample_pair, ascii=self._ascii)
+        self.app.push_screen(screen)
 
     def action_back(self) -> None:
         """One step back, or to the board."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Final, Protocol
 
 from kimi_console.tui.cells import Line, paragraphs
@@ -19,8 +18,10 @@ class Step(Protocol):
     name: str
     """What was chosen to come here."""
     cursor: int
-    hint: str
-    """Keys that work here, beside those that work everywhere."""
+
+    @property
+    def hint(self) -> str:
+        """Keys that work here, beside those that work everywhere."""
 
     async def load(self, request: Request) -> None:
         """Ask for what is in view. Raises KimiError."""
@@ -85,9 +86,7 @@ class Paged:
         self.cursor = 0
         self.sort, self.reverse, self.search = "order", False, ""
         self.facts: tables.Row | None = None
-        self._cells = 0
-        self.window = Window([], partial(paragraphs, "", "plain", 8))
-        self._asked = 0
+        self.window = Window([], tables.shards(80)[1])
 
     @property
     def hint(self) -> str:
