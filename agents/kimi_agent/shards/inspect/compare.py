@@ -170,6 +170,8 @@ class DumpPair:
     by_rid: int = 0
     chosen: list[tuple[int, int]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
+    failed: int = 0
+    """Pairs that could not be read."""
     problems: list[str] = field(default_factory=list)
     _steps: Iterator[None] | None = None
 
@@ -196,7 +198,7 @@ class DumpPair:
             "by_tokens": len(self.pairs) - self.by_rid,
             "only_one": len(sides[0]) - len(self.pairs),
             "only_other": len(sides[1]) - len(self.pairs),
-            "done": len(self.results) + len(self.problems),
+            "done": len(self.results) + self.failed,
             "of": len(self.chosen),
             "different_tokens": sum(1 for result in self.results if result["first_different"] is not None),
             "layers": summed(self.results),
@@ -221,6 +223,7 @@ class DumpPair:
                 rows = [_rows(side, number) for side, number in ((self.one, mine), (self.other, theirs))]
                 self.results.append(compare_samples(rows[0], rows[1], PAIR_ROWS))
             except (KimiError, OSError, ValueError) as error:
+                self.failed += 1
                 self.fail(clean(str(error), 200))
             yield
         self.state = "done"
