@@ -26,8 +26,9 @@ def distributions(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def installed(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` directory of a fresh environment with the wheel in it."""
     root = tmp_path_factory.mktemp("installed")
-    _run(sys.executable, "-m", "venv", str(root))
-    _run(str(root / "bin" / "pip"), "install", "--quiet", str(_only(distributions, "*.whl")))
+    _run(sys.executable, "-m", "venv", "--without-pip", str(root))
+    pip = (sys.executable, "-m", "pip", "--python", str(root), "install", "--quiet", "--no-compile")
+    _run(*pip, str(_only(distributions, "*.whl")))
     return root / "bin"
 
 

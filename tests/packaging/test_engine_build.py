@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,13 @@ from kimi_console.demo.engine import Engine, EngineError, Progress, build_engine
 MAKE_MODELS = "import pathlib, sys; pathlib.Path(sys.argv[1]).mkdir(); open(sys.argv[1] + '/made', 'w').close()"
 BUILD = (
     "import sys; from pathlib import Path; from kimi_console.demo.engine import Progress, build_engine;"
-    "build_engine(Progress(sys.stderr), Path(sys.argv[1]))"
+    "sys.executable = sys.argv[2]; build_engine(Progress(sys.stderr), Path(sys.argv[1]))"
 )
+QUICK_PYTHON = """\
+#!/bin/sh
+{python} -m venv --without-pip "$3" && echo {packages} > "$(echo "$3"/lib/python*/site-packages)/pip.pth"
+"""
+"""Runs `-m venv DIRECTORY`; the new environment has the pip of this one, which need not be unpacked and compiled."""
 
 
 @pytest.fixture
@@ -31,6 +37,15 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "make_models.py").write_text(MAKE_MODELS)
     (root / "check.py").write_text("import stand_in")
     return root
+
+
+@pytest.fixture
+def quick_python(tmp_path: Path) -> Path:
+    """A Python whose virtual environments are made in no time."""
+    path = tmp_path / "quick-python"
+    path.write_text(QUICK_PYTHON.format(python=sys.executable, packages=sysconfig.get_path("purelib")))
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture
@@ -81,7 +96,10 @@ def test_a_directory_in_the_way_of_the_link_is_not_touched(recipe: Path, tmp_pat
     assert (tmp_path / ".engine").is_dir()
 
 
-def test_a_failed_step_is_named_with_its_log_and_leaves_nothing(recipe: Path) -> None:
+def test_a_failed_step_is_named_with_its_log_and_leaves_nothing(
+    recipe: Path, quick_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(quick_python))
     (recipe / "make_models.py").write_text("raise SystemExit('no room for weights')")
     with pytest.raises(EngineError, match="making the tiny models") as failure:
         build_engine(Progress(sys.stderr), recipe)
@@ -99,11 +117,13 @@ def test_a_full_disk_is_said_before_anything_is_built(recipe: Path, monkeypatch:
     assert not wanted_engine(recipe).root.exists()
 
 
-def test_two_builders_make_one_engine_and_the_second_says_that_it_waits(recipe: Path, gate: Path) -> None:
+def test_two_builders_make_one_engine_and_the_second_says_that_it_waits(
+    recipe: Path, quick_python: Path, gate: Path
+) -> None:
     (recipe / "make_models.py").write_text(f"open({str(gate)!r}).read(); {MAKE_MODELS}")
-    with _builder(recipe) as first:
+    with _builder(recipe, quick_python) as first:
         opened = os.open(gate, os.O_WRONLY)  # returns once the first build has come to its models
-        with _builder(recipe) as second:
+        with _builder(recipe, quick_python) as second:
             assert second.stderr is not None
             assert f"pid {first.pid}" in second.stderr.readline()
             os.close(opened)
@@ -112,9 +132,9 @@ def test_two_builders_make_one_engine_and_the_second_says_that_it_waits(recipe: 
     assert wanted_engine(recipe).complete
 
 
-def test_an_interrupted_build_leaves_nothing(recipe: Path, gate: Path) -> None:
+def test_an_interrupted_build_leaves_nothing(recipe: Path, quick_python: Path, gate: Path) -> None:
     (recipe / "check.py").write_text(f"open({str(gate)!r}).read()")
-    with _builder(recipe) as build:
+    with _builder(recipe, quick_python) as build:
         opened = os.open(gate, os.O_WRONLY)
         build.send_signal(signal.SIGINT)
         assert build.wait(60) != 0
@@ -122,15 +142,17 @@ def test_an_interrupted_build_leaves_nothing(recipe: Path, gate: Path) -> None:
     assert not wanted_engine(recipe).root.exists()
 
 
-def test_a_build_that_was_killed_is_thrown_away_once_its_last_command_has_ended(recipe: Path, gate: Path) -> None:
+def test_a_build_that_was_killed_is_thrown_away_once_its_last_command_has_ended(
+    recipe: Path, quick_python: Path, gate: Path
+) -> None:
     (recipe / "check.py").write_text(f"import os; os.path.exists({str(gate)!r}) and open({str(gate)!r}).read()")
-    with _builder(recipe) as killed:
+    with _builder(recipe, quick_python) as killed:
         opened = os.open(gate, os.O_WRONLY)
         killed.kill()
     wanted = wanted_engine(recipe)
     (wanted.root / "leftover").touch()
     assert not wanted.complete
-    with _builder(recipe) as second:
+    with _builder(recipe, quick_python) as second:
         assert second.stderr is not None
         assert "waiting for it" in second.stderr.readline()
         gate.unlink()
@@ -140,5 +162,6 @@ def test_a_build_that_was_killed_is_thrown_away_once_its_last_command_has_ended(
     assert not (wanted.root / "leftover").exists()
 
 
-def _builder(recipe: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", BUILD, str(recipe)], stderr=subprocess.PIPE, text=True)
+def _builder(recipe: Path, python: Path) -> "subprocess.Popen[str]":
+    argv = [sys.executable, "-c", BUILD, str(recipe), str(python)]
+    return subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
