@@ -17,6 +17,8 @@ from kimi_agent.wire.rpc import refusal
 
 DEADLINE: Final = 30.0
 """Seconds for one answer: a disk that does not give it by then is not waited for."""
+PATIENCE: Final = 5.0
+"""Seconds for a process to end by itself, and again for the kernel to end it: one that waits for a disk may not."""
 IDLE: Final = 120.0
 """Seconds without a request after which the process is let go."""
 
@@ -68,6 +70,11 @@ class InspectorChild:
         finally:
             self._waiting.pop(ident, None)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._reading.done()
+
     def kill(self) -> None:
         """End it now, and all that it started."""
         self._ended(self)
@@ -81,10 +88,10 @@ class InspectorChild:
             self._idle.cancel()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
-            await asyncio.wait_for(asyncio.shield(self._reading), 5)
-        except asyncio.TimeoutError:
+        await asyncio.wait((self._reading,), timeout=PATIENCE)
+        if not self.ended:
             self.kill()
+            await asyncio.wait((self._reading,), timeout=PATIENCE)
 
     def _wake(self) -> None:
         if self._idle is not None:

@@ -26,6 +26,9 @@ class Inspector:
         self._cache = home.root / CACHE
         self._roots = roots
         self._child: InspectorChild | None = None
+        """The one that takes requests."""
+        self._children: set[InspectorChild] = set()
+        """All that have not ended."""
         self._starting = asyncio.Lock()
         self._match: Match | None = None
 
@@ -44,8 +47,7 @@ class Inspector:
         """End all that was started."""
         if self._match is not None:
             self._match.cancel()
-        if self._child is not None:
-            await self._child.close()
+        await asyncio.gather(*(child.close() for child in self._children))
 
     async def dumps(self) -> Any:
         """All dumps below the known dump roots, newest first."""
@@ -92,6 +94,7 @@ class Inspector:
             if self._child is None:
                 private_dir(self._cache)
                 self._child = await InspectorChild.start(self._cache, self._forget)
+                self._children = {child for child in self._children if not child.ended} | {self._child}
             return self._child
 
     def _forget(self, child: InspectorChild) -> None:
