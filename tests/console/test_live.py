@@ -136,6 +136,26 @@ async def test_another_journal_starts_the_state_anew(make_peer: MakePeer) -> Non
     assert session.state.seq == 3
 
 
+async def test_a_journal_whose_end_went_down_with_its_host_hides_nothing_that_came_after(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    for number in range(9):
+        peer.note(f"old {number}")
+    source = LiveSource("peer", peer.dial, patience=QUICK)
+    got: list[Event] = []
+    async with peer.serving(), asyncio.timeout(10), aclosing(source.batches()) as batches:
+        async for batch in batches:
+            got += batch
+            if len(got) == 9:
+                del peer.journal[6:]
+                peer.note("new")
+                peer.drop()
+            if len(got) == 9 + 7:
+                break
+    assert texts(got) == [f"old {number}" for number in (*range(9), *range(6))] + ["new"]
+    assert [event.seq for event in got[9:]] == list(range(1, 8)), "the numbers start over, so the state does too"
+    await source.close()
+
+
 async def test_the_link_tells_how_it_stands_and_redial_hurries_it(make_peer: MakePeer) -> None:
     peer = make_peer(cuts=[150])
     peer.note("x" * 300)

@@ -4,15 +4,17 @@ import asyncio
 import os
 import resource
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kimi_agent.errors import KimiError
-from kimi_agent.model.events import Gap, Note
+from kimi_agent.model.events import Event, Gap, Note
 from kimi_agent.runs.journal import Journal
-from kimi_agent.wire.codec import decode_event
+from kimi_agent.wire.codec import decode_event, encode_event
 
 
 def texts(journal: Journal, after: int = 0) -> list[str]:
@@ -124,6 +126,84 @@ def test_a_full_disk_loses_events_but_counts_them(tmp_path: Path) -> None:
     assert kept[2] == "3"
     assert [event.seq for event in journal.events()] == [1, 2, 3]
     journal.close()
+
+
+def test_a_segment_that_cannot_be_made_costs_its_events_only_while_it_cannot(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, segment_bytes=200)
+    while journal.append(note(0)) is not None and len(list(tmp_path.glob("*.ndjson"))) == 1:
+        in_the_way = tmp_path / f"{journal.last + 1:012d}.ndjson"
+        if journal.last >= 2:
+            in_the_way.mkdir()
+    held = journal.last
+    mine = os.open(tmp_path / "mine", os.O_WRONLY | os.O_CREAT)
+    assert journal.append(note(1)) is None
+    os.write(mine, b"still open, and nobody else's")
+    os.close(mine)
+    in_the_way.rmdir()
+    assert journal.append(note(2)) is not None
+    assert [event.seq for event in journal.events()] == list(range(1, held + 3))
+    assert texts(journal)[held].startswith("2 events could not be journaled")
+    assert (tmp_path / "mine").read_bytes() == b"still open, and nobody else's"
+    journal.close()
+
+
+def test_a_journal_that_was_let_go_of_takes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(note(0))
+    journal.close()
+    after = Journal(tmp_path)
+    assert journal.append(note(1)) is None
+    assert after.append(note(2)) is not None
+    assert texts(after) == ["0", "2"]
+    after.close()
+
+
+class Lives(RuleBasedStateMachine):
+    """An agent that is killed at any moment, and a client that resumes after the last event it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = TemporaryDirectory(prefix="kimi-lives-")
+        self.journal = Journal(Path(self.place.name), segment_bytes=300)
+        self.appended: list[str] = []
+        self.seen: list[Event] = []
+
+    @rule(size=st.integers(0, 400))
+    def append(self, size: int) -> None:
+        self.appended.append(f"{len(self.appended)}{'x' * size}")
+        assert self.journal.append(Note("info", self.appended[-1])) is not None
+
+    @rule()
+    def read(self) -> None:
+        self.seen += self.journal.events(self.seen[-1].seq if self.seen else 0)
+
+    @rule(torn=st.integers(0, 500), begun=st.booleans())
+    def kill(self, torn: int, begun: bool) -> None:
+        """The end of a life in the middle of a write: of a line that nobody was given, or of a segment's making."""
+        line = encode_event(Event(self.journal.last + 1, 1.0, Note("info", "y" * 400)))[:torn]
+        segments = sorted(Path(self.place.name).glob("*.ndjson"))
+        if begun or not segments:
+            segments.append(Path(self.place.name) / f"{self.journal.last + 1:012d}.ndjson")
+        with segments[-1].open("ab") as file:
+            file.write(line)
+        self.journal.close()
+        self.journal = Journal(Path(self.place.name), segment_bytes=300)
+
+    @invariant()
+    def nothing_is_lost_or_doubled_on_the_way(self) -> None:
+        assert [event.seq for event in self.seen] == list(range(1, len(self.seen) + 1))
+        assert [event.body for event in self.seen] == [Note("info", text) for text in self.appended[: len(self.seen)]]
+
+    def teardown(self) -> None:
+        self.read()
+        self.nothing_is_lost_or_doubled_on_the_way()
+        assert len(self.seen) == len(self.appended)
+        self.journal.close()
+        self.place.cleanup()
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 def test_many_short_lives_keep_the_whole_history(tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ class Journal:
 
         Its time never runs backwards within one agent's life, whatever is done to the host's clock.
         Returns `None` when the disk takes no more; such events get no number, are counted, and the count is journaled
-        as soon as there is space.
+        as soon as there is space. A journal that was let go of may be another agent's by now, and takes nothing.
         """
+        if self._lock < 0:
+            return None
         if self._lost:
             self._tell_loss()
         event = Event(self._last + 1, round(self._wall + time.monotonic(), 3), body)
@@ -120,10 +122,9 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the journal."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close_segment()
         os.close(self._lock)
+        self._lock = -1
 
     def _read(self, after: int) -> Iterator[tuple[list[bytes], int]]:
         if after + 1 < self.first:
@@ -149,9 +150,13 @@ class Journal:
                 if fresh:
                     yield fresh, seq
 
-    def _roll(self, first: int) -> None:
+    def _close_segment(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+            self._file = -1
+
+    def _roll(self, first: int) -> None:
+        self._close_segment()
         path = self._directory / f"{first:012d}.ndjson"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._written = 0

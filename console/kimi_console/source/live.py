@@ -39,8 +39,9 @@ class Patience:
 class LiveSource:
     """The events of one agent over all its connections, each exactly once and in order; and its control.
 
-    Satisfies both `Source` and `Control`. A journal that starts anew makes the sequence numbers start over; events
-    that the agent no longer holds appear as one `Gap`, numbered like the first event it stands for.
+    Satisfies both `Source` and `Control`. A journal that starts anew, or whose end went down with its host, makes the
+    sequence numbers start over; events that the agent no longer holds appear as one `Gap`, numbered like the first
+    event it stands for.
     """
 
     def __init__(
@@ -153,7 +154,8 @@ class LiveSource:
         """
         self._set_link("connecting", self._link.detail)
         client = self._client = self._client or await self._connect()
-        if client.hello.epoch != self._epoch:
+        # After a crash of the host the end of its journal is gone: those numbers are given to other events now.
+        if client.hello.epoch != self._epoch or client.hello.last < self._last:
             self._epoch, self._last = client.hello.epoch, 0
         subscribing = asyncio.create_task(self._subscribe(client))
         pinging = asyncio.create_task(_keep_alive(client, self._patience))
