@@ -166,7 +166,7 @@ class _Headless:
             line = next(self._lines)
         event = decode_event(line)
         before, self._state = self._state, reduce(self._state, event)
-        self._record(event, line, before)
+        self._record(event, before)
         if self._options.as_json:
             sys.stdout.buffer.write(line + b"\n")
             sys.stdout.buffer.flush()
@@ -177,10 +177,10 @@ class _Headless:
             raise _LateError(self._state.run, self._options.timeout or 0.0)
         return event
 
-    def _record(self, event: Event, line: bytes, before: State) -> None:
+    def _record(self, event: Event, before: State) -> None:
         if self._recording is None:
             return
-        self._recording.append([event], [line], before)
+        self._recording.append([event], before)
         if time.monotonic() - self._flushed > FLUSH_PERIOD:
             self._recording.flush()
             self._flushed = time.monotonic()

@@ -1,20 +1,23 @@
 """What a recording costs: events a second in and out, size against NDJSON, and seeking in a day of events.
 
-    python tests/bench/record.py [EVENTS] [--keep FILE]
+    python tests/bench/record.py [EVENTS]
 
-The day is the log of a busy server, one event a line, among samples of eight ranks and GPUs once a
-second: 50 million events over 24 hours. Rates are by this process's CPU time. Writing is measured without folding,
-which the caller has done anyway.
+The day is the log of a busy server, one event a line, among samples of eight ranks and GPUs once a second: 50 million
+events over 24 hours. Besides, a million lines as one event a line and as twenty, and samples alone. Rates are by this
+process's CPU time, so that other processes matter less. Writing takes events, whose lines of the wire are not needed,
+and leaves out the fold, which the caller has done anyway.
 """
 
+import argparse
 import itertools
+import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi_agent.model import events as ev
@@ -24,11 +27,15 @@ from kimi_agent.record.format import CHECKPOINT_EVENTS
 from kimi_agent.record.reader import Recording
 from kimi_agent.record.writer import RecordingWriter
 from kimi_agent.wire.codec import encode_event
+from kimi_console.source.player import LOG_LINES
 
 DAY_EVENTS = 50_000_000
 STEP = 86_400 / DAY_EVENTS
 POOL = 512
 """Batches that are made; later ones are these again at other times."""
+WEIGHED = 64
+"""After these, one batch of so many is weighed as NDJSON."""
+MANY = 1_000_000
 BEGIN = 1_790_000_000.0
 RANKS = tuple(f"TP{rank}" for rank in range(8))
 
@@ -70,11 +77,34 @@ def samples(source: random.Random) -> tuple[ev.Body, ...]:
     return ev.RanksSampled("r", ranks), ev.HostSampled(10**12, 4 * 10**11, 3.5, 20.0, gpus), rate
 
 
+def started() -> ev.RunStarted:
+    """The launch of eight ranks."""
+    return ev.RunStarted("r", "k", "/m/Kimi-K2.5", (), 1, 8, RANKS, "gpu-07", 30000, "/l", "/p", "0.5.23", True)
+
+
+def log_alone(count: int, at_once: int) -> Iterator[ev.Event]:
+    """So many lines of log, some in each event."""
+    text = lines()
+    yield ev.Event(1, BEGIN, started())
+    for number in range(count // at_once):
+        body = ev.LogLines("r", number * at_once, tuple(itertools.islice(text, at_once)))
+        yield ev.Event(number + 2, round(BEGIN + STEP * number * at_once, 3), body)
+
+
+def samples_alone(seconds: int) -> Iterator[ev.Event]:
+    """Eight ranks and GPUs, looked at once a second."""
+    source, seq = random.Random(2), 1
+    yield ev.Event(1, BEGIN, started())
+    for second in range(seconds):
+        for body in samples(source):
+            seq += 1
+            yield ev.Event(seq, BEGIN + second, body)
+
+
 def events(count: int) -> Iterator[ev.Event]:
     """A day of a server."""
-    started = ev.RunStarted("r", "k", "/m/Kimi-K2.5", (), 1, 8, RANKS, "gpu-07", 30000, "/l", "/p", "0.5.23", True)
     text, source = lines(), random.Random(1)
-    yield ev.Event(1, BEGIN, started)
+    yield ev.Event(1, BEGIN, started())
     second, number, seq = 0, 0, 1
     while seq < count:
         now = round(BEGIN + STEP * seq, 3)
@@ -104,78 +134,130 @@ class Timer:
         self.seconds += time.process_time() - self._began
 
 
-def build(path: Path, count: int) -> tuple[int, int, Timer, Timer]:
-    """Write the day: (events, bytes as NDJSON, time in the writer, time encoding)."""
-    writer, writing, encoding = RecordingWriter(path), Timer(), Timer()
-    state, raw, written = State(), 0, 0
-    day = events(count)
+@dataclass(slots=True)
+class Cost:
+    """What recording some events came to."""
+
+    what: str
+    events: int = 0
+    lines: int = 0
+    raw: float = 0.0
+    """Bytes as NDJSON; where that would take hours, by every so many batches."""
+    size: int = 0
+    writing: Timer = field(default_factory=Timer)
+    reading: Timer = field(default_factory=Timer)
+
+    def row(self) -> str:
+        """A row of the table."""
+        rates = [f"{self.events / timer.seconds:,.0f}" for timer in (self.writing, self.reading)]
+        rates += [f"{self.lines / timer.seconds:,.0f}" if self.lines else "-" for timer in (self.writing, self.reading)]
+        sizes = f"{self.size / 1e6:,.1f} MB | {self.size / self.events:.1f} | {self.raw / self.size:.1f}"
+        return f"| {self.what} | {self.events:,} | {' | '.join(rates)} | {sizes} |"
+
+
+def record(what: str, path: Path, batches: Iterable[list[ev.Event]], folded: int) -> Cost:
+    """Write batches and read them again; the first so many events are folded, for checkpoints like real ones."""
+    cost, state = Cost(what), State()
+    writer = RecordingWriter(path)
+    for number, batch in enumerate(batches):
+        with cost.writing:
+            writer.append(batch, state)
+        if cost.events < folded:
+            state = fold(batch, state)
+        if number < POOL or number % WEIGHED == 0:
+            weight = 1 if number < POOL else WEIGHED
+            cost.raw += weight * sum(len(encode_event(event)) + 1 for event in batch)
+        cost.events += len(batch)
+        cost.lines += sum(len(event.body.lines) for event in batch if isinstance(event.body, ev.LogLines))
+    with cost.writing:
+        writer.close()
+    cost.size = path.stat().st_size
+    recording = Recording(path)
+    with cost.reading:
+        read = sum(map(len, recording.batches()))
+    assert read == cost.events == len(recording)
+    recording.close()
+    return cost
+
+
+def batched(made: Iterator[ev.Event]) -> Iterator[list[ev.Event]]:
+    """Events as a caller has them."""
+    while batch := list(itertools.islice(made, CHECKPOINT_EVENTS)):
+        yield batch
+
+
+def day(count: int) -> Iterator[list[ev.Event]]:
+    """A day; making 50 million events in Python takes long and measures nothing: batches are used again."""
+    made, written = events(count), 0
     pool: list[list[ev.Event]] = []
     while written < count:
-        # Making 50 million events in Python would take the hours that this measures nothing of: batches are used again.
-        block = list(itertools.islice(day, CHECKPOINT_EVENTS)) if len(pool) < POOL else _later(pool, written)
+        batch = list(itertools.islice(made, CHECKPOINT_EVENTS)) if len(pool) < POOL else _later(pool, written)
         if len(pool) < POOL:
-            pool.append(block)
-        with encoding:
-            data = [encode_event(event) for event in block]
-        raw += sum(map(len, data)) + len(data)
-        with writing:
-            writer.append(block, data, state)
-        if written < POOL * CHECKPOINT_EVENTS:
-            state = fold(block, state)
-        written += len(block)
-    with writing:
-        writer.close()
-    return written, raw, writing, encoding
+            pool.append(batch)
+        written += len(batch)
+        yield batch
 
 
 def _later(pool: list[list[ev.Event]], written: int) -> list[ev.Event]:
-    """An earlier block's events at the times and numbers of this one."""
-    block = pool[1 + (written // CHECKPOINT_EVENTS) % (len(pool) - 1)]
-    begin = BEGIN + STEP * written
-    return [ev.Event(written + n, round(begin + STEP * n, 3), event.body) for n, event in enumerate(block, 1)]
+    """An earlier batch's events at the times, numbers and lines of this one."""
+    batch = pool[1 + (written // CHECKPOINT_EVENTS) % (len(pool) - 1)]
+    begin, made, line = BEGIN + STEP * written, [], written
+    for number, event in enumerate(batch, 1):
+        body = event.body
+        if isinstance(body, ev.LogLines):
+            body = ev.LogLines(body.run, line, body.lines)
+            line += 1
+        made.append(ev.Event(written + number, round(begin + STEP * number, 3), body))
+    return made
 
 
-def seeks(recording: Recording, tries: int = 100) -> list[tuple[float, float]]:
-    """(CPU, wall) milliseconds of jumps to random times: place, state, and the last 2,000 lines of the log."""
+def seeks(path: Path, *, cold: bool, tries: int = 200) -> list[tuple[float, float]]:
+    """(CPU, wall) milliseconds of jumps to random times: place, state, and as much of the log as a jump brings."""
     source, taken = random.Random(3), []
-    for _ in range(tries):
-        cpu, wall = time.process_time(), time.perf_counter()
-        place = recording.place_at(source.uniform(recording.begin, recording.end))
-        recording.state(place)
-        recording.log(place, 2000)
-        taken.append((1e3 * (time.process_time() - cpu), 1e3 * (time.perf_counter() - wall)))
+    recording = Recording(path)
+    with path.open("rb") as file:
+        for _ in range(tries):
+            if cold:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            cpu, wall = time.process_time(), time.perf_counter()
+            place = recording.place_at(source.uniform(recording.begin, recording.end))
+            recording.state(place)
+            recording.log(place, LOG_LINES)
+            taken.append((1e3 * (time.process_time() - cpu), 1e3 * (time.perf_counter() - wall)))
+    recording.close()
     return taken
 
 
 def main() -> None:
-    """Build, measure, print a table."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--keep"]
-    count = int(arguments[0]) if arguments else DAY_EVENTS
+    """Build, measure, print tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("events", type=int, nargs="?", default=DAY_EVENTS)
+    given = parser.parse_args()
+    print(f"\n{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
+          f"load average {os.getloadavg()[0]:.1f}\n")  # fmt: skip
+    print("| what | events | written, events/s | read, events/s | written, lines/s | read, lines/s "
+          "| size | B an event | NDJSON / size |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|")  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "day.kimirec"
-        written, raw, writing, encoding = build(path, count)
-        size = path.stat().st_size
-        recording, reading, decoding = Recording(path), Timer(), Timer()
-        with reading:
-            read = sum(map(len, recording.lines()))
-        assert read == written == len(recording)
-        with decoding:
-            decoded = sum(map(len, itertools.islice(recording.batches(), 100)))
-        jumps = seeks(recording)
-        recording.close()
-    hours = written * STEP / 3600
-    print(f"\n{platform.machine()}, Python {platform.python_version()}; {written:,} events, {hours:.1f} hours\n")
-    print("| what | measured |\n|---|---:|")
-    print(f"| written, lines given | {written / writing.seconds:,.0f} events/s |")
-    print(f"| encoded to lines before | {written / encoding.seconds:,.0f} events/s |")
-    print(f"| read as lines | {read / reading.seconds:,.0f} events/s |")
-    print(f"| read as typed events | {decoded / decoding.seconds:,.0f} events/s |")
-    print(f"| size | {size / 1e6:,.0f} MB, {size / written:.1f} B an event |")
-    print(f"| against NDJSON | {raw / 1e6:,.0f} MB, {raw / size:.1f} times smaller |")
-    for name, column in (("CPU", 0), ("wall", 1)):
-        taken = sorted(jump[column] for jump in jumps)
-        middle, worst = statistics.median(taken), taken[-1]
-        print(f"| seek, 100 random times, {name}: median / worst | {middle:.0f} / {worst:.0f} ms |")
+        room = Path(directory)
+        some: tuple[tuple[str, Iterator[ev.Event]], ...] = (
+            ("log, a line an event", log_alone(MANY, 1)), ("log, twenty lines an event", log_alone(MANY, 20)),
+            ("samples of ranks, GPUs and throughput", samples_alone(10_000)),
+        )  # fmt: skip
+        for number, (what, made) in enumerate(some):
+            print(record(what, room / f"{number}.kimirec", batched(made), MANY).row(), flush=True)
+        path = room / "day.kimirec"
+        whole = record("the day", path, day(given.events), POOL * CHECKPOINT_EVENTS)
+        print(whole.row(), flush=True)
+        hours = whole.events * STEP / 3600
+        print(f"\n| jump to 200 random times within {hours:.1f} hours | median | 99 of 100 | worst |")
+        print("|---|---:|---:|---:|")
+        for cold in (False, True):
+            jumps = seeks(path, cold=cold)
+            for name, column in (("CPU", 0), ("wall", 1)):
+                taken = sorted(jump[column] for jump in jumps)
+                figures = statistics.median(taken), taken[len(taken) * 99 // 100], taken[-1]
+                where = "not in memory" if cold else "in memory"
+                print(f"| {where}, {name} | {' | '.join(f'{figure:.0f} ms' for figure in figures)} |")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from kimi_agent.errors import UsageError
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_agent.record.reader import Recording
+from kimi_agent.wire.codec import encode_event
 from kimi_console.demo.replay import FIRST, bundled, replay_demo
 
 
@@ -26,7 +27,7 @@ def test_each_recording_shows_a_hang_and_what_became_of_it(name: str) -> None:
         assert hung is not None
         assert hung.verdict is not None
         assert hung.verdict.evidence
-        everything = b"\n".join(line for lines in recording.lines() for line in lines)
+        everything = b"\n".join(encode_event(event) for batch in recording.batches() for event in batch)
     for private in (socket.gethostname(), str(Path.home()), str(Path.cwd()), getpass.getuser()):
         assert f'"{private}"'.encode() not in everything
         assert f"{private}/".encode() not in everything

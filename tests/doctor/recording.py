@@ -28,7 +28,7 @@ from kimi_agent.paths import Home
 from kimi_agent.record.format import SLOW_LEVEL, SUFFIX
 from kimi_agent.record.writer import RecordingWriter
 from kimi_agent.wire.client import Client
-from kimi_agent.wire.codec import decode_event, encode_event
+from kimi_agent.wire.codec import decode_event
 from kimi_agent.wire.snapshot import snapshot_line
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
@@ -111,7 +111,7 @@ def write(path: Path, lines: list[bytes], before: list[bytes]) -> None:
     path.unlink(missing_ok=True)
     with closing(RecordingWriter(path, level=SLOW_LEVEL)) as writer:
         for event in events:
-            writer.append([event], [encode_event(event)], state)
+            writer.append([event], state)
             state = resume(state, event)
     print(f"{path.name}: {len(events)} events, {path.stat().st_size} bytes", flush=True)
 

@@ -7,7 +7,6 @@ from kimi_agent.model import events as ev
 from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_agent.record.writer import RecordingWriter
-from kimi_agent.wire.codec import encode_event
 
 RANKS = ("TP0", "TP1")
 
@@ -48,7 +47,7 @@ def record(path: Path, events: Sequence[ev.Event], batch: int = 7) -> Path:
     state = State()
     for start in range(0, len(events), batch):
         part = events[start : start + batch]
-        writer.append(part, [encode_event(event) for event in part], state)
+        writer.append(part, state)
         for event in part:
             state = resume(state, event)
     writer.close()

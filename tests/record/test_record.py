@@ -121,7 +121,7 @@ def test_a_reader_follows_a_recording_that_grows(tmp_path: Path) -> None:
     state = State()
     recording = Recording(tmp_path / "r.kimirec")
     for place, event in enumerate(TWO_RUNS):
-        writer.append([event], [encode_event(event)], state)
+        writer.append([event], state)
         state = resume(state, event)
         writer.flush()
         assert len(recording) == place + 1
@@ -141,7 +141,7 @@ from kimi_agent.wire.codec import encode_event
 writer = RecordingWriter(pathlib.Path({str(path)!r}))
 for n in range(1, 5001):
     event = Event(n, float(n), Note("info", "x" * 50))
-    writer.append([event], [encode_event(event)], State())
+    writer.append([event], State())
     if n == 4500:
         writer.flush()
 os.kill(os.getpid(), signal.SIGKILL)

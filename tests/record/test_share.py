@@ -10,6 +10,7 @@ from kimi_agent.errors import UsageError
 from kimi_agent.model import events as ev
 from kimi_agent.model.reduce import fold
 from kimi_agent.record.reader import Recording
+from kimi_agent.wire.codec import encode_event
 from kimi_console.cli import main
 from kimi_console.share.export import Wanted, export
 
@@ -69,7 +70,10 @@ def test_nothing_private_is_in_what_was_anonymised(
     data = out.read_bytes()
     if name.endswith(".kimirec"):
         recording = Recording(out)
-        data = b"\n".join(line for lines in recording.lines() for line in lines) + repr(recording.marks()).encode()
+        data = (
+            b"\n".join(encode_event(event) for batch in recording.batches() for event in batch)
+            + repr(recording.marks()).encode()
+        )
         state = recording.state(len(recording))
         assert state.run is not None
         assert state.run.log_lines == 2

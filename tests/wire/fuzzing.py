@@ -119,7 +119,7 @@ def recording() -> bytes:
     path = _place()
     path.unlink(missing_ok=True)
     writer = RecordingWriter(path)
-    writer.append(EVENTS, LINES, State())
+    writer.append(EVENTS, State())
     writer.close()
     data = path.read_bytes()
     path.unlink()

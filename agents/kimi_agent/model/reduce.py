@@ -40,6 +40,24 @@ def resume(state: State, event: ev.Event) -> State:
     return reduce(State() if event.seq <= state.seq else state, event)
 
 
+def resume_all(state: State, events: Iterable[ev.Event]) -> State:
+    """Fold many events as `resume` folds each; lines of the log that others follow are not folded one by one."""
+    held: ev.Event | None = None
+    for event in events:
+        if held is not None and not _covers(event, held):
+            state = resume(state, held)
+        held = event
+    return state if held is None else resume(state, held)
+
+
+def _covers(event: ev.Event, before: ev.Event) -> bool:
+    """Whether the state after both of these is that after the later one alone."""
+    late, early = event.body, before.body
+    if type(late) is not ev.LogLines or type(early) is not ev.LogLines or event.seq <= before.seq:
+        return False
+    return late.run == early.run and late.first >= early.first + len(early.lines)
+
+
 @singledispatch
 def _apply(body: Any, state: State, time: float) -> State:
     raise TypeError(f"no rule folds {type(body).__name__}")

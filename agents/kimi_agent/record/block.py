@@ -1,82 +1,256 @@
-"""A block's bytes: numbers and times of its events in columns, then the rest of their lines.
+"""A block's bytes: numbers and times of its events in columns, then the log's text, then the lines of all other events.
 
-The columns hardly cost anything once compressed, where the same digits within the lines are a third of all that does.
+The columns hardly cost anything once compressed, where the same digits within lines are a third of all that does; and
+text that stands alone is neither escaped when it is written nor parsed when it is read.
 """
 
 import struct
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import accumulate, chain, islice, repeat
 from operator import sub
-from typing import Final
+from typing import Final, TypeVar
 
-from kimi_agent.model.events import Event
+from kimi_agent.model.events import Body, Event, LogLines, Note, Snapshot
+from kimi_agent.wire.codec import decode_lenient, encode_event
 
 _HEAD: Final = struct.Struct("<IBqd")
-"""Number of events, how times are kept, number and time of the first event."""
-_PLAIN, _STEPS = 0, 1
-"""Every number and time as it is; or numbers without holes, and steps of whole milliseconds between times."""
-REST: Final = b',"k":'
+"""Number of events, how the block is kept, number and time of the first event."""
+_STEPS, _TEXT = 1, 2
+"""How it is kept. Numbers without holes and steps of whole milliseconds between times, instead of both as they are;
+the log's text by itself, instead of within the lines of its events."""
+_TEXT_HEAD: Final = struct.Struct("<QIqH")
+"""Bytes and lines of the log's text, number of its first line, bytes of the run's name, which follows."""
+_NOT_LOG: Final = -1
+_REST: Final = b',"k":'
 """Where the rest of a line begins: its first key that is no column."""
-_LONGEST_STEP: Final = 2**31 - 1
-_LATEST: Final = 2.0**40
+_LOG: Final = (b',"k":"log"', b',"k":"snapshot"')
+
+_LATER: Final = Note("info", "")
+"""Stands where another body comes."""
+
+T = TypeVar("T")
+Said = tuple[int, Sequence[str]]
+"""Lines of the log, and the number of the first of them."""
+
+
+class Block:
+    """The events of a block; only what is asked for is made of its bytes."""
+
+    def __init__(
+        self, seqs: Sequence[int], times: Sequence[float], counts: Sequence[int], log: "Log", rest: bytes
+    ) -> None:
+        """`counts` are the lines of each event in the log's text, or negative for another event, whose line of the wire
+        is in `rest` from its kind on.
+
+        Raises:
+            ValueError: there are not as many.
+        """
+        self.seqs = seqs
+        self.times = times
+        self.counts = counts
+        self._log = log
+        self._others = [index for index, count in enumerate(counts) if count == _NOT_LOG]
+        rests = rest.split(b"\n") if self._others else []
+        if len(rests) != len(self._others) or min(counts) < _NOT_LOG or sum(counts) + len(rests) != log.lines:
+            raise ValueError("a block has not the events that it says")
+        self._rests = dict(zip(self._others, rests, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return self._log.texts()
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Of each event where its lines begin in the text, and last their number."""
+        lines = [max(0, count) for count in self.counts] if self._others else self.counts
+        return list(accumulate(lines, initial=0))
+
+    def event(self, index: int) -> Event:
+        """An event.
+
+        Raises:
+            WireError: it is none.
+            ValueError: the log's text is none.
+        """
+        if self.counts[index] == _NOT_LOG:
+            time = repr(self.times[index]).encode()
+            return decode_lenient(b'{"seq":%d,"t":%b%b' % (self.seqs[index], time, self._rests[index]))
+        first, lines = self._lines(index)
+        return Event(self.seqs[index], self.times[index], LogLines(self._log.run, first, tuple(lines)))
+
+    def events(self, start: int = 0) -> list[Event]:
+        """The events from one on.
+
+        Raises:
+            WireError: one of them is none.
+            ValueError: the log's text is none.
+        """
+        bodies = self._bodies()
+        for index in self._others:
+            bodies.insert(index, _LATER)
+        made = _rows(Event, len(self) - start, self.seqs[start:], self.times[start:], bodies[start:])
+        for index in self._others[bisect_left(self._others, start) :]:
+            made[index - start] = self.event(index)
+        return made
+
+    def telling(self, start: int, stop: int) -> list[Event]:
+        """The events from `start` to `stop` (excluded) without those that only say lines of the log before others do:
+        a state folded from these is the same.
+
+        Raises:
+            WireError: one of them is none.
+            ValueError: the log's text is none.
+        """
+        counts = self.counts
+        last = range(start, stop - 1)
+        kept = [index for index in last if counts[index] == _NOT_LOG or counts[index + 1] == _NOT_LOG]
+        return [self.event(index) for index in [*kept, *range(max(start, stop - 1), stop)]]
+
+    def said(self, index: int) -> Said | None:
+        """What an event says of the log, if it does.
+
+        Raises:
+            WireError: it is no event.
+            ValueError: the log's text is none.
+        """
+        if self.counts[index] != _NOT_LOG:
+            return self._lines(index)
+        if not self._rests[index].startswith(_LOG):
+            return None
+        body = self.event(index).body
+        return (body.first, body.lines) if isinstance(body, LogLines | Snapshot) else None
+
+    def _bodies(self) -> list[Body]:
+        """Those of the log's events."""
+        first = self._log.first
+        if self.counts.count(1) == len(self) - len(self._others):
+            lines = self._log.lines
+            return list(_rows(LogLines, lines, repeat(self._log.run), range(first, first + lines), zip(self._texts)))
+        said = (self._lines(index) for index, count in enumerate(self.counts) if count != _NOT_LOG)
+        return [LogLines(self._log.run, at, tuple(lines)) for at, lines in said]
+
+    def _lines(self, index: int) -> Said:
+        begin, end = self._starts[index], self._starts[index + 1]
+        return self._log.first + begin, self._texts[begin:end]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """The events of a block: `seqs[i]` and `times[i]` belong to `rests[i]`, the line from its kind on."""
+class Log:
+    """The log's part of a block."""
 
-    seqs: Sequence[int]
-    times: Sequence[float]
-    rests: Sequence[bytes]
+    run: str = ""
+    first: int = 0
+    """Number of its first line."""
+    lines: int = 0
+    text: bytes = b""
 
-    def __len__(self) -> int:
-        return len(self.rests)
+    def texts(self) -> list[str]:
+        """Its lines.
 
-    def lines(self, start: int = 0) -> list[bytes]:
-        """The lines of the wire from an event on."""
-        whole = zip(self.seqs[start:], map(repr, self.times[start:]), self.rests[start:], strict=True)
-        return [b'{"seq":%d,"t":%b%b' % (seq, time.encode(), rest) for seq, time, rest in whole]
+        Raises:
+            ValueError: there are not as many.
+        """
+        texts = self.text.decode().split("\n") if self.lines else []
+        if len(texts) != self.lines:
+            raise ValueError("a block has not the lines that it says")
+        return texts
 
-    def line(self, index: int) -> bytes:
-        """An event's line of the wire."""
-        return b'{"seq":%d,"t":%b%b' % (self.seqs[index], repr(self.times[index]).encode(), self.rests[index])
+
+def _rows(kind: type[T], count: int, *columns: Iterable[object]) -> list[T]:
+    """Objects of a dataclass with slots, column by column: a third of the time of a frozen one's `__init__`."""
+    made = list(map(object.__new__, repeat(kind, count)))
+    for field, column in zip(fields(kind), columns, strict=True):  # type: ignore[arg-type]
+        deque(map(getattr(kind, field.name).__set__, made, column), maxlen=0)
+    return made
 
 
-def pack(events: Sequence[Event], rests: Sequence[bytes]) -> bytes:
-    """The bytes of a block, before compression."""
-    first = events[0]
-    steps = _steps(events)
+def rests_of(events: Sequence[Event]) -> list[bytes | None]:
+    """Each event's line of the wire from its kind on; `None` for the log's lines, which are kept as text."""
+    return [None if type(event.body) is LogLines else _whole(event) for event in events]
+
+
+def texts_of(events: Sequence[Event]) -> list[str]:
+    """All lines of the log that events hold as text."""
+    return list(chain.from_iterable([event.body.lines for event in events if type(event.body) is LogLines]))
+
+
+def pack(events: Sequence[Event], rests: Sequence[bytes | None], texts: Sequence[str]) -> bytes:
+    """The bytes of a block, before compression; `rests` and `texts` are as `rests_of` and `texts_of` give them."""
+    first, steps = events[0], _steps(events)
     if steps is not None:
-        head = _HEAD.pack(len(events), _STEPS, first.seq, first.time)
         columns = steps.tobytes()
     else:
-        head = _HEAD.pack(len(events), _PLAIN, first.seq, first.time)
         columns = array("q", [e.seq for e in events]).tobytes() + array("d", [e.time for e in events]).tobytes()
-    return head + columns + b"\n".join(rests)
+    head = _HEAD.pack(len(events), _TEXT | (_STEPS if steps is not None else 0), first.seq, first.time)
+    logs = [event.body for event in events if type(event.body) is LogLines]
+    counts, text = [len(body.lines) for body in logs], _text(logs, texts)
+    if text is None:
+        text, counts = [_TEXT_HEAD.pack(0, 0, 0, 0)], [_NOT_LOG] * len(events)
+        rests = [_whole(event) if rest is None else rest for event, rest in zip(events, rests, strict=True)]
+    elif len(logs) < len(events):
+        lengths = iter(counts)
+        counts = [next(lengths) if rest is None else _NOT_LOG for rest in rests]
+    others = [rest for rest in rests if rest is not None]
+    return b"".join((head, columns, array("i", counts).tobytes(), *text, b"\n".join(others)))
+
+
+def _whole(event: Event) -> bytes:
+    line = encode_event(event)
+    return line[line.index(_REST) :]
+
+
+def _text(logs: Sequence[LogLines], lines: Sequence[str]) -> list[bytes] | None:
+    """Head, run and lines of the log; `None` unless they are of one run, follow each other and hold no line end."""
+    run, first = (logs[0].run, logs[0].first) if logs else ("", 0)
+    follow = list(accumulate([len(body.lines) for body in logs], initial=first))[:-1]
+    if [body.first for body in logs] != follow or {body.run for body in logs} - {run}:
+        return None
+    text, name = "\n".join(lines).encode(), run.encode()
+    if text.count(b"\n") != max(0, len(lines) - 1) or len(name) > 0xFFFF or not 0 <= first < 2**63:
+        return None
+    return [_TEXT_HEAD.pack(len(text), len(lines), first, len(name)), name, text]
 
 
 def unpack(data: bytes) -> Block:
-    """The block of these bytes.
+    """The block of these bytes, as this version writes them or the one before it.
 
     Raises:
         ValueError: they are no block's.
     """
     try:
         count, how, seq, time = _HEAD.unpack_from(data)
+        if not count or how not in range(4):
+            raise ValueError("a block is not of this format")
+        at = _HEAD.size + count * (4 if how & _STEPS else 16)
+        if at > len(data):
+            raise ValueError("a block is too short")
+        seqs, times = _columns(data[_HEAD.size : at], count, seq, time if how & _STEPS else None)
+        if not how & _TEXT:
+            return Block(seqs, times, array("i", [_NOT_LOG]) * count, Log(), data[at:])
+        counts = array("i", data[at : at + 4 * count])
+        at += 4 * count
+        size, lines, first, name = _TEXT_HEAD.unpack_from(data, at)
     except struct.error as error:
         raise ValueError("a block is too short") from error
-    wide = how == _PLAIN
-    end = _HEAD.size + count * (16 if wide else 4)
-    rests = data[end:].split(b"\n")
-    if how not in (_PLAIN, _STEPS) or count != len(rests) or end > len(data):
-        raise ValueError("a block has not the events that it says")
-    columns = data[_HEAD.size : end]
-    if wide:
-        seqs, times = array("q", columns[: 8 * count]), array("d", columns[8 * count :])
-        return Block(seqs, times, rests)
-    return Block(range(seq, seq + count), _times(time, array("i", columns)), rests)
+    at += _TEXT_HEAD.size
+    log = Log(data[at : at + name].decode(), first, lines, data[at + name : at + name + size])
+    if len(log.text) != size or len(counts) != count:
+        raise ValueError("a block has not the lines that it says")
+    return Block(seqs, times, counts, log, data[at + name + size :])
+
+
+def _columns(data: bytes, count: int, seq: int, time: float | None) -> tuple[Sequence[int], Sequence[float]]:
+    if time is None:
+        return array("q", data[: 8 * count]), array("d", data[8 * count :])
+    return range(seq, seq + count), _times(time, array("i", data))
 
 
 def _steps(events: Sequence[Event]) -> "array[int] | None":
@@ -85,14 +259,13 @@ def _steps(events: Sequence[Event]) -> "array[int] | None":
     if [event.seq for event in events] != list(range(first, first + len(events))):
         return None
     times = [event.time for event in events]
-    if not -_LATEST < min(times) <= max(times) < _LATEST:
+    try:
+        whole = list(map(round, map((1000.0).__mul__, times)))
+        exact = list(map((1000.0).__rtruediv__, whole)) == times
+        return array("i", [0, *map(sub, islice(whole, 1, None), whole)]) if exact else None
+    except (OverflowError, ValueError):  # too long a step, or no time at all
         return None
-    whole = [round(1000 * time) for time in times]
-    steps = [0, *map(sub, whole[1:], whole)]
-    if max(steps) > _LONGEST_STEP or min(steps) < -_LONGEST_STEP or [number / 1000 for number in whole] != times:
-        return None
-    return array("i", steps)
 
 
 def _times(first: float, steps: "array[int]") -> list[float]:
-    return [now / 1000 for now in accumulate(steps, initial=round(1000 * first))][1:]
+    return list(map((1000.0).__rtruediv__, islice(accumulate(steps, initial=round(1000 * first)), 1, None)))

@@ -15,8 +15,10 @@ from kimi_agent.errors import UsageError
 from kimi_agent.text import clean
 
 APPLICATION_ID: Final = 0x4B494D49
-VERSION: Final = 1
-"""Of the schema; kept in SQLite's `user_version`. A newer one is refused."""
+VERSION: Final = 2
+"""Of the format; kept in SQLite's `user_version`. A newer one is refused, older ones are read: 1 had the log's lines
+within the lines of their events.
+"""
 MAGIC: Final = b"SQLite format 3\x00"
 SUFFIX: Final = ".kimirec"
 BLOCK_EVENTS: Final = 2048
@@ -25,7 +27,9 @@ BLOCK_BYTES: Final = 1 << 20
 MOST_BYTES: Final = 64 << 20
 """More than this no block and no state unpacks to; a file that says so is damaged."""
 CHECKPOINT_EVENTS: Final = 512
-"""Seeking folds no more events than this."""
+"""Seeking folds about so many events at most, and one for each stretch of the log's lines between them."""
+CHECKPOINT_PLACES: Final = 4 * BLOCK_EVENTS
+"""It goes through no more than so many."""
 FULL_EVERY: Final = 64
 """One checkpoint of so many is complete; the others are compressed against it."""
 LEVEL: Final = 1

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,15 +12,13 @@ from urllib.parse import quote
 import msgspec
 import zstandard
 
-from kimi_agent.model.events import Event, LogLines, Snapshot
-from kimi_agent.model.reduce import resume
+from kimi_agent.model.events import Event
+from kimi_agent.model.reduce import resume_all
 from kimi_agent.model.state import State
-from kimi_agent.record.block import Block, unpack
+from kimi_agent.record.block import Block, Said, unpack
 from kimi_agent.record.format import MOST_BYTES, Mark, RecordingError, check, damaged, is_recording
 from kimi_agent.record.states import decode_state, fingerprint
-from kimi_agent.wire.codec import WireError, decode_lenient
-
-_LOG: Final = (b',"k":"log"', b',"k":"snapshot"')
+from kimi_agent.wire.codec import WireError
 
 DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises over a damaged file: its own words about it need not be text."""
@@ -67,16 +65,12 @@ class Recording:
         """Time of the last event."""
         return float(self._one("SELECT end FROM blocks ORDER BY place DESC LIMIT 1", default=0.0))
 
-    def lines(self, place: int = 0) -> Iterator[list[bytes]]:
-        """The wire's lines of the events from a place on, block by block."""
-        for first, data in self._from(place):
-            yield self._unpacked(data).lines(max(0, place - first))
-
     def batches(self, place: int = 0) -> Iterator[list[Event]]:
         """The events from a place on, block by block."""
         for first, data in self._from(place):
-            block = self._unpacked(data)
-            yield [self._event(block, index) for index in range(max(0, place - first), len(block))]
+            with self._wire():
+                events = self._unpacked(data).events(max(0, place - first))
+            yield events
 
     def event(self, place: int) -> Event:
         """One event.
@@ -85,7 +79,8 @@ class Recording:
             RecordingError: there is none at this place.
         """
         first, block = self._around(place)
-        return self._event(block, place - first)
+        with self._wire():
+            return block.event(place - first)
 
     def state(self, place: int) -> State:
         """The state after all events before `place`: the nearest checkpoint, and what came since."""
@@ -93,8 +88,8 @@ class Recording:
         while at < place:
             first, block = self._around(at)
             stop = min(place, first + len(block))
-            for index in range(at - first, stop - first):
-                state = resume(state, self._event(block, index))
+            with self._wire():
+                state = resume_all(state, block.telling(at - first, stop - first))
             at = stop
         self._near = (place, state)
         return state
@@ -115,17 +110,18 @@ class Recording:
     def log(self, place: int, count: int) -> tuple[int, list[str]]:
         """The last lines, at most `count`, of the log as it was before `place`, and the number of the first of them."""
         row = self._row("SELECT run FROM blocks WHERE place < ? ORDER BY place DESC LIMIT 1", place)
-        kept: deque[tuple[int, Sequence[str]]] = deque()
+        kept: deque[Said] = deque()
         have = 0
         query = "SELECT place FROM blocks WHERE run = ? AND lines > 0 AND place < ? ORDER BY place DESC"
         for (first,) in self._rows(query, row[0] if row else 0, place):
             block = self._around(first)[1]
-            for index in reversed(range(min(len(block), place - first))):
-                if (body := self._log_body(block, index)) is not None:
-                    kept.appendleft((body.first, body.lines))
-                    have += len(body.lines)
-                if have >= count:
-                    return _joined(kept, count)
+            with self._wire():
+                for index in reversed(range(min(len(block), place - first))):
+                    if (said := block.said(index)) is not None:
+                        kept.appendleft(said)
+                        have += len(said[1])
+                    if have >= count:
+                        return _joined(kept, count)
         return _joined(kept, count)
 
     def find(self, matches: Callable[[str], object], place: int, *, backward: bool = False) -> int | None:
@@ -135,10 +131,11 @@ class Recording:
         for (first,) in self._rows(query, place):
             block = self._around(first)[1]
             end = first + len(block)
-            for at in reversed(range(first, min(place, end))) if backward else range(max(place, first), end):
-                body = self._log_body(block, at - first)
-                if body is not None and any(map(matches, body.lines)):
-                    return at
+            with self._wire():
+                for at in reversed(range(first, min(place, end))) if backward else range(max(place, first), end):
+                    said = block.said(at - first)
+                    if said is not None and any(map(matches, said[1])):
+                        return at
         return None
 
     def close(self) -> None:
@@ -163,17 +160,14 @@ class Recording:
             raise damaged(self.path, f"event {place} is not there")
         return row[0], block
 
-    def _event(self, block: Block, index: int) -> Event:
+    @contextmanager
+    def _wire(self) -> Iterator[None]:
         try:
-            return decode_lenient(block.line(index))
+            yield
         except WireError as error:
             raise damaged(self.path, error.message) from error
-
-    def _log_body(self, block: Block, index: int) -> LogLines | Snapshot | None:
-        if not block.rests[index].startswith(_LOG):
-            return None
-        body = self._event(block, index).body
-        return body if isinstance(body, LogLines | Snapshot) else None
+        except ValueError as error:
+            raise damaged(self.path, error) from error
 
     def _checkpoint(self, place: int) -> tuple[int, State]:
         """The nearest state that is known at or before a place."""
@@ -238,7 +232,7 @@ def _unpack(data: Any, near: zstandard.ZstdCompressionDict | None = None) -> byt
     return zstandard.ZstdDecompressor(dict_data=near).decompress(data)
 
 
-def _joined(kept: Sequence[tuple[int, Sequence[str]]], count: int) -> tuple[int, list[str]]:
+def _joined(kept: Sequence[Said], count: int) -> tuple[int, list[str]]:
     """Lines in order, each once, and the number of the first; what a repeated piece holds already is left out."""
     lines: list[str] = []
     start = following = kept[0][0] if kept else 0

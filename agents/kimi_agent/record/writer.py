@@ -10,14 +10,15 @@ import zstandard
 
 from kimi_agent import __version__
 from kimi_agent.model.events import Body, Event, LogLines, RunStarted, Snapshot
-from kimi_agent.model.reduce import fold
+from kimi_agent.model.reduce import resume_all
 from kimi_agent.model.state import State
-from kimi_agent.record.block import REST, pack
+from kimi_agent.record.block import pack, rests_of, texts_of
 from kimi_agent.record.format import (
     APPLICATION_ID,
     BLOCK_BYTES,
     BLOCK_EVENTS,
     CHECKPOINT_EVENTS,
+    CHECKPOINT_PLACES,
     FULL_EVERY,
     LEVEL,
     SCHEMA,
@@ -61,14 +62,17 @@ class RecordingWriter:
         self._deltas: zstandard.ZstdCompressor | None = None
         self._base = self._since_full = 0
         self._checkpoints: list[tuple[int, State]] = []
-        self._checkpointed = -1
+        self._checkpointed = 0
+        self._unfolded = CHECKPOINT_EVENTS
+        """Events since the last checkpoint, without those that are the log's; as many as to make one at once."""
         self._packed = 0
         self._events: list[Event] = []
-        self._rests: list[bytes] = []
+        self._rests: list[bytes | None] = []
+        self._texts: list[str] = []
         self._bytes = 0
         self._seq = 0
-        self._written = 0
-        """How many events of the block are in the file already, in small blocks."""
+        self._written = self._told = 0
+        """How many events and texts of the block are in the file already, in small blocks."""
         try:
             self._size = path.stat().st_size if path.exists() else 0
             self._database = self._open(meta)
@@ -78,8 +82,8 @@ class RecordingWriter:
             raise self._failed(error) from error
         self._sealed, self._run = int(sealed), int(run)
 
-    def append(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
-        """Add events with their lines of the wire; `before` is the state before the first of them.
+    def append(self, events: Sequence[Event], before: State) -> None:
+        """Add events; `before` is the state before the first of them.
 
         Raises:
             RecordingError: the disk takes no more; what was flushed before stays.
@@ -90,9 +94,9 @@ class RecordingWriter:
         for cut in [*self._cuts(events), len(events)]:
             while start < cut:
                 stop = min(cut, start + CHECKPOINT_EVENTS)
-                self._add(events[start:stop], lines[start:stop], before)
+                self._add(events[start:stop], before)
                 if stop < len(events):
-                    before = fold(events[start:stop], before)
+                    before = resume_all(before, events[start:stop])
                 start = stop
             self._begin_run(events[start : start + 1])
 
@@ -104,8 +108,8 @@ class RecordingWriter:
         """
         written = self._written
         if written < len(self._events):
-            self._write(written)
-            self._written = len(self._events)
+            self._write(written, self._told)
+            self._written, self._told = len(self._events), len(self._texts)
 
     @property
     def size(self) -> int:
@@ -136,9 +140,9 @@ class RecordingWriter:
                 check(database, self.path)
             else:
                 database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                database.execute(f"PRAGMA user_version = {VERSION}")
                 for statement in SCHEMA.strip().rstrip(";").split(";"):
                     database.execute(statement)
+            database.execute(f"PRAGMA user_version = {VERSION}")  # an older file gets blocks of this format
             about = {"made_by": f"kimi-console {__version__}", "state": fingerprint(), **meta}
             database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", about.items())
         return database
@@ -158,44 +162,50 @@ class RecordingWriter:
         if first:
             self._seal()
             self._run += 1
+            self._unfolded = CHECKPOINT_EVENTS
 
-    def _add(self, events: Sequence[Event], lines: Sequence[bytes], before: State) -> None:
+    def _add(self, events: Sequence[Event], before: State) -> None:
         if len(self._events) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
             self._seal()
         place = self._sealed + len(self._events)
-        if not self._events or place - self._checkpointed >= CHECKPOINT_EVENTS:
-            self._checkpoints.append((place, before))
-            self._checkpointed = place
         kinds = {type(event.body) for event in events}
+        rests = rests_of(events) if kinds != {LogLines} else [None] * len(events)
+        if self._unfolded >= CHECKPOINT_EVENTS or place - self._checkpointed >= CHECKPOINT_PLACES:
+            self._checkpoints.append((place, before))
+            self._checkpointed, self._unfolded = place, 0
+        self._unfolded += len(events) - rests.count(None)
         if not kinds.isdisjoint(MARKING):
             found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
             self._marks += [mark for mark in found if mark is not None]
         self._events += events
-        self._rests += [line[line.index(REST) :] for line in lines]
-        self._bytes += sum(map(len, lines))
+        self._rests += rests
+        texts = texts_of(events)
+        self._texts += texts
+        self._bytes += sum(map(len, texts)) + sum([len(rest) for rest in rests if rest is not None])
 
     def _seal(self) -> None:
         """End the block: the next event begins another."""
         if not self._events:
             return
-        self._write(0)
+        self._write(0, 0)
         self._size += self._packed
         self._sealed += len(self._events)
-        self._events, self._rests, self._bytes, self._written = [], [], 0, 0
+        self._events, self._rests, self._texts = [], [], []
+        self._bytes = self._written = self._told = 0
 
-    def _write(self, start: int) -> None:
-        """Write the block's events from one on, in place of the small blocks that hold them already."""
-        events, place = self._events[start:], self._sealed + start
-        data = self._compressor.compress(pack(events, self._rests[start:]))
-        bodies = [event.body for event in events]
-        lines = sum([len(body.lines) for body in bodies if isinstance(body, LogLines | Snapshot)])
+    def _write(self, start: int, told: int) -> None:
+        """Write the block's events and texts from some on, in place of the small blocks that hold them already."""
+        events, texts, place = self._events[start:], self._texts[told:], self._sealed + start
+        data = self._compressor.compress(pack(events, self._rests[start:], texts))
+        lines = len(texts) + sum([len(event.body.lines) for event in events if type(event.body) is Snapshot])
         block = (place, len(events), events[0].time, events[-1].time, self._run, lines, data)
         marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
         try:
             with _transaction(self._database) as database:
                 checkpoints = [self._checkpoint(*one) for one in self._checkpoints]
                 database.executemany("INSERT INTO checkpoints VALUES (?, ?, ?)", checkpoints)
-                database.execute("DELETE FROM blocks WHERE place >= ?", (place,))
+                if self._written > start:
+                    database.execute("DELETE FROM blocks WHERE place >= ?", (place,))
                 database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
                 database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
         except (sqlite3.Error, OSError) as error:

@@ -13,7 +13,6 @@ from kimi_agent.record.format import SLOW_LEVEL, RecordingError
 from kimi_agent.record.reader import Recording
 from kimi_agent.record.shelf import Limits, Shelf
 from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
-from kimi_agent.wire.codec import encode_event
 
 LINGER: Final = 20.0
 """Seconds after a run's end in which what is still said of it is recorded too."""
@@ -91,7 +90,7 @@ class RunRecorder:
         if self._writer is None:
             return
         try:
-            self._writer.append([event], [encode_event(event)], before)
+            self._writer.append([event], before)
         except RecordingError as error:
             self._give_up(error)
             return

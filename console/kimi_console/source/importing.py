@@ -17,11 +17,10 @@ import orjson
 
 from kimi_agent.errors import KimiError
 from kimi_agent.model.events import Event
-from kimi_agent.model.reduce import resume
+from kimi_agent.model.reduce import resume_all
 from kimi_agent.model.state import State
 from kimi_agent.record.format import CHECKPOINT_EVENTS
 from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
-from kimi_agent.wire.codec import encode_event
 from kimi_console.source.base import PIPE
 from kimi_console.source.files import followed_lines, piped_lines
 from kimi_console.source.kinds import is_log
@@ -44,9 +43,8 @@ def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
     state, flushed = State(), 0.0
     try:
         for number, batch in enumerate(batches):
-            writer.append(batch, [encode_event(event) for event in batch], state)
-            for event in batch:
-                state = resume(state, event)
+            writer.append(batch, state)
+            state = resume_all(state, batch)
             if number < EAGER or time.monotonic() - flushed > FLUSH_PERIOD or not batch:
                 writer.flush()
                 flushed = time.monotonic()

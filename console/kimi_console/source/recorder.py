@@ -11,7 +11,6 @@ from kimi_agent.model.reduce import resume
 from kimi_agent.model.state import State
 from kimi_agent.record.format import SLOW_LEVEL, RecordingError
 from kimi_agent.record.writer import FLUSH_PERIOD, RecordingWriter
-from kimi_agent.wire.codec import encode_event
 from kimi_console.source.base import Link
 
 
@@ -66,7 +65,7 @@ class Recorder:
         for event in batch:
             self._state = resume(self._state, event)
         try:
-            self._writer.append(batch, [encode_event(event) for event in batch], before)
+            self._writer.append(batch, before)
         except RecordingError as error:
             self._give_up(error)
         if self._timer is None:
