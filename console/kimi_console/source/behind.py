@@ -76,6 +76,8 @@ class Behind:
         if not self._follow and kind != "journal" and path.stat().st_size <= AT_ONCE:
             import_events(batched(open_events(path)), self._made)
             return Recording(self._made)
+        if kind == "journal":
+            open_events(path)  # refuses a directory without one
         RecordingWriter(self._made).close()
         await self._start()
         if not self._follow and kind == "log" and not is_packed(path):

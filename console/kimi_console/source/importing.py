@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -68,11 +67,22 @@ def batches_of(source: str, *, follow: bool) -> Iterator[Sequence[Event]]:
 
 
 def batched(events: Iterator[Event]) -> Iterator[list[Event]]:
-    """Events in lists: the first alone, so that it can be seen at once, then up to as many as a checkpoint's."""
-    size = 1
-    while batch := list(islice(events, size)):
+    """Events in lists: the first alone, so that it can be seen at once, then up to as many as a checkpoint's.
+
+    Raises:
+        KimiError: the rest cannot be read; what was read before has been handed over.
+    """
+    size, batch = 1, list[Event]()
+    try:
+        for event in events:
+            batch.append(event)
+            if len(batch) == size:
+                yield batch
+                size, batch = min(4 * size, CHECKPOINT_EVENTS), []
+    except KimiError:
         yield batch
-        size = min(4 * size, CHECKPOINT_EVENTS)
+        raise
+    yield batch
 
 
 def _gently(batches: Iterable[Sequence[Event]]) -> Iterator[Sequence[Event]]:

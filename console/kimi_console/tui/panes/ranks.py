@@ -45,7 +45,7 @@ def draw(view: View, width: int, height: int) -> Drawing:
     base: Role = "stale" if age or not run.alive else "plain"
     rows = [_row(view, run, rank, samples.get(rank.rank), base) for rank in run.ranks]
     lines = table(columns, rows, width, 1 if gpus else 2)
-    if not run.samples:
+    if not run.samples and len(lines) < height:
         lines.append([(" pid, state, cpu and memory –: no process sample yet", "dim")])
     hidden = len(lines) - height
     if hidden > 0:
