@@ -13,11 +13,13 @@ import pytest
 
 from kimi_capture.format import COMMITS
 
+from .commanding import command_here
+
 Maker = Callable[..., Any]
 FIRST = "shard-TP0-000000.safetensors"
 
 
-def shards(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+def process(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "kimi_agent", "shards", *map(str, arguments)],
@@ -25,10 +27,15 @@ def shards(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Comp
     )  # fmt: skip
 
 
+def shards(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, which has loaded already what it needs."""
+    return command_here(["shards", *map(str, arguments)])
+
+
 def test_a_root_and_a_dump_are_listed(make_dump: Maker, tmp_path: Path) -> None:
     for name in ("first", "second-dump"):
         make_dump(name).add()
-    root = shards("ls", tmp_path / "dumps")
+    root = process("ls", tmp_path / "dumps")
     lines = root.stdout.splitlines()
     assert (root.returncode, root.stderr, len(lines)) == (0, "", 3)
     assert lines[0].split() == ["dump", "samples", "rows", "shards", "size", "last", "commit", "directory"]
@@ -111,7 +118,7 @@ def test_verify_lists_what_is_not_committed(dump: Any) -> None:
 def test_verify_shows_its_progress_on_a_terminal_and_clears_it(dump: Any) -> None:
     master, slave = pty.openpty()
     try:
-        done = shards("verify", dump.directory, stderr=slave)
+        done = process("verify", dump.directory, stderr=slave)
         shown = os.read(master, 65536).decode()
     finally:
         os.close(master)
@@ -132,7 +139,7 @@ def test_statistics_of_a_dump(dump: Any) -> None:
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "stats"])
 def test_a_wrong_path_is_one_sentence_and_exit_2(command: str, tmp_path: Path) -> None:
-    done = shards(command, tmp_path / "no-such-dump")
+    done = process(command, tmp_path / "no-such-dump")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert str(tmp_path / "no-such-dump") in done.stderr

@@ -1,6 +1,5 @@
 """Exports read back value by value: by the trainers' own packages, by readers of the layouts, after kills."""
 
-import io
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kimi_agent.bundle import ensure_bundle
-from kimi_agent.cli import main
 from kimi_agent.shards.export.container import read_tensor, write_tensors
 from kimi_agent.shards.export.rows import from_float32, runs
 from kimi_agent.shards.masks import FEED, Mask, mask_line
@@ -30,6 +27,7 @@ from kimi_agent.shards.samples import Samples
 from kimi_capture.format import MANIFEST, Sample, to_float32
 from kimi_console.demo.engine import Engine
 
+from .commanding import command_here
 from .conftest import BOUNDARIES, HIDDEN, DumpWriter
 
 Array = npt.NDArray[Any]
@@ -49,25 +47,11 @@ def export(
     )  # fmt: skip
 
 
-class _Output(io.TextIOWrapper):
-    """A text stream in memory, with a buffer below it as standard output has."""
-
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), "utf-8", write_through=True)
-
-    @property
-    def text(self) -> str:
-        """What was written."""
-        assert isinstance(self.buffer, io.BytesIO)
-        return self.buffer.getvalue().decode()
-
-
 def export_here(dump: Path, out: Path, name: str, *more: object) -> subprocess.CompletedProcess[str]:
-    """The same command in this process, which has loaded already what it needs."""
-    argv = ["shards", "export", str(dump), str(out), "--format", name, "--json", "--jobs", "1", *map(str, more)]
-    with redirect_stdout(_Output()) as said, redirect_stderr(_Output()) as talk:
-        code = main(argv)
-    return subprocess.CompletedProcess(argv, code, said.text, talk.text)
+    """The same command in this process."""
+    return command_here(
+        ["shards", "export", str(dump), str(out), "--format", name, "--json", "--jobs", "1", *map(str, more)]
+    )
 
 
 class NormedDump:
