@@ -56,3 +56,10 @@ def test_it_plays_without_an_engine(tmp_path: Path) -> None:
 def test_an_unknown_name_says_which_there_are() -> None:
     with pytest.raises(UsageError, match=f"there is no recording nope. One of: .*{FIRST}"):
         replay_demo("nope", headless=True, as_json=False)
+
+
+def test_the_first_screen_waits_for_nothing_that_it_does_not_show() -> None:
+    program = "import sys, kimi_console.demo.replay, kimi_console.tui.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    slow = {"asyncssh", "numpy", "kimi_agent.doctor.logfile", "kimi_agent.redact", "kimi_console.source.logfile"}
+    assert not slow & set(done.stdout.split())

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,29 @@ def test_a_damaged_packed_log_is_told(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(LOG.read_bytes())[:3000])
     with pytest.raises(UsageError, match="packed and damaged"):
         list(open_events(path))
+
+
+async def test_a_packed_log_that_breaks_off_plays_up_to_there_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "server.log.gz"
+    packed = gzip.compress(LOG.read_bytes() + b"".join(b"%b\n" % os.urandom(32).hex().encode() for _ in range(20_000)))
+    assert len(packed) > AT_ONCE
+    path.write_bytes(packed[:-5000])
+    opened = Opened(path, speed=float("inf"))
+    session = await played(opened, ended)
+    assert session.player is not None
+    assert "packed and damaged" in session.player.trouble
+    assert session.state.run is not None
+    assert session.state.run.log_lines > 10_000
+
+
+async def test_a_log_is_there_to_be_read_before_its_first_event(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(LOG.read_bytes() * (1 + AT_ONCE // LOG.stat().st_size))
+    opened = Opened(path)
+    session = await played(opened, lambda session, player: len(session.log))
+    assert session.log is opened.log, "though no line had been found in it yet"
+    assert session.log.line(0) == LOG.read_text().splitlines()[0]
+    session.log.close()
 
 
 async def test_a_large_log_is_played_while_it_is_read_and_can_be_looked_through_at_once(tmp_path: Path) -> None:
