@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.errors import KimiError
@@ -61,6 +61,7 @@ UNKNOWN = st.builds(
 
 
 @pytest.mark.parametrize("kind", BODIES)
+@settings(max_examples=30)  # of each kind, and there are many: the code is the same for all
 @given(data=st.data())
 def test_every_kind_of_event_survives_the_wire(kind: str, data: st.DataObject) -> None:
     event = Event(data.draw(INTEGERS), data.draw(FLOATS), data.draw(instances_of(BODIES[kind])))
