@@ -46,8 +46,11 @@ SLURM = """\
 #SBATCH --exclusive
 #SBATCH --output=%x-%j.log
 #SBATCH --time=24:00:00
-# Two minutes before the time is up the dump and the server are ended in order, as they are by scancel.
-#SBATCH --signal=B:TERM@120
+# So many seconds before the time is up the dump and the server are ended in order, as they are by
+#   scancel --batch --signal=TERM JOB
+# A plain scancel does the same, but kills what is left after Slurm's KillWait, 30 s unless the site set it: the dump
+# is committed by then; a server with requests in flight may still be draining.
+#SBATCH --signal=B:TERM@{warning}
 set -euo pipefail
 echo "on $(hostname): kimi-console connect $(hostname)"
 # exec: Slurm's signals go to the agent's own command.
@@ -74,6 +77,8 @@ CMD ["/profile.toml"]
 KINDS = {"systemd": SYSTEMD, "slurm": SLURM, "container": CONTAINER}
 STOP_MARGIN = 60
 """Seconds that a stop takes beside the profile's own grace: a dump is committed, leftovers are looked for."""
+SLURM_EARLY = 60
+"""Seconds by which Slurm may be off when it sends a job its warning."""
 
 
 def fill(kind: str, profile: Profile, file: Path, home: Home) -> str:
@@ -91,6 +96,7 @@ def fill(kind: str, profile: Profile, file: Path, home: Home) -> str:
     if any(not word.isprintable() for word in words):
         raise UsageError("the profile's name or a path holds a control character", "Rename it.")
     unit = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "-" for char in profile.name)
+    stop = int(profile.limits.stop_grace) + STOP_MARGIN
     quoted = systemd_quoted if kind == "systemd" else shlex.quote
     return KINDS[kind].format(
         name=profile.name,
@@ -99,7 +105,8 @@ def fill(kind: str, profile: Profile, file: Path, home: Home) -> str:
         profile=shlex.quote(str(file.absolute())),
         command=" ".join(map(quoted, command)),
         gpus=max(profile.server.tp, 1),
-        stop=int(profile.limits.stop_grace) + STOP_MARGIN,
+        stop=stop,
+        warning=stop + SLURM_EARLY,
     )
 
 

@@ -67,6 +67,7 @@ def test_bash_accepts_the_job_script_and_gives_the_command_its_words(odd: Path) 
     done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "#SBATCH --gpus-per-node=8\n" in script
+    assert "#SBATCH --signal=B:TERM@140\n" in script, "a grace of 20 s, a minute to end, a minute that Slurm is off by"
     shown = script.replace("exec ", "printf '%s\\0' ")
     words = subprocess.run(["bash"], input=shown, text=True, capture_output=True, check=True).stdout
     argv = words.partition("\n")[2].split("\0")[:-1]
