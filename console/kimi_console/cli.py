@@ -181,7 +181,7 @@ def diagnose(target: str, as_json: bool, python: str | None, ssh_config: Path | 
 
     Exit code: 0 ready or starting as usual, 3 slow but advancing, 4 hung, 5 failed.
     """
-    from kimi_console.commands import diagnose_target
+    from kimi_console.headless.commands import diagnose_target
 
     report = diagnose_target(target, python, ssh_config)
     click.echo(report.as_json() if as_json else report.as_text(), nl=False)
@@ -196,7 +196,7 @@ def diagnose(target: str, as_json: bool, python: str | None, ssh_config: Path | 
 @ssh_config
 def bundle(host: str, run: str | None, output: Path | None, python: str | None, ssh_config: Path | None) -> int:
     """Bring a bundle for a bug report from HOST, with nothing private in it; kimi-agent bundle does it on the host."""
-    from kimi_console.commands import bundle_host
+    from kimi_console.headless.commands import bundle_host
 
     click.echo(bundle_host(host, run, output, python, ssh_config))
     return Exit.OK
