@@ -128,7 +128,7 @@ def test_bad_tokens_are_marked_with_why(make_dump: Maker) -> None:
     assert show_shard(writer.directory, path.name, tokens=0)["samples"][0]["bad"] == 3
     tokens = first["tokens"]
     assert [token["bad"] for token in tokens[:5]] == [
-        None, "not finite at 2", "all zero at last", "position 8, expected 3", None,
+        None, "not finite at 2", "all zero at last", "position 8 is out of place", None,
     ]  # fmt: skip
     assert tokens[1]["norm"]["2"] is None
 

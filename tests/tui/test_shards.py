@@ -14,6 +14,7 @@ from kimi_capture.format import COMMITS, MANIFEST, Commit, Manifest, Sample, con
 from kimi_capture.parts import write_shard
 from kimi_console.tui.app import KimiApp
 from kimi_console.tui.board import Board
+from kimi_console.tui.screens.beside import Report, boundary_match
 from kimi_console.tui.screens.sample import SampleScreen
 from kimi_console.tui.screens.shards import ShardBrowser
 from kimi_console.tui.token_grid import TokenGrid, shade
@@ -40,17 +41,25 @@ class DumpControl:
 
     async def request(self, method: str, **params: Any) -> Any:
         """Answer as the agent does, with what goes on between two requests done at once."""
-        self.asked.append((method, params))
+        self.asked.append((method, dict(params)))
         if method == "dumps":
             return self.desk.do("dumps", {"roots": [str(self.root)]})
-        directory = str(self.root / params.pop("dump"))
-        answer = self.desk.do(method, {"directory": directory, **params})
+        answer = self.desk.do(method, self._found(params))
         while self.desk.work(1.0):
             pass
         return answer
 
     def redial(self) -> None:
         """There is no link."""
+
+    def _found(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Dumps by their directories instead of their names."""
+        other = params.get("other")
+        if isinstance(other, dict):
+            params["other"] = self._found(dict(other))
+        elif other is not None:
+            params["other"] = str(self.root / other)
+        return {"directory": str(self.root / params.pop("dump")), **params}
 
 
 def write(
@@ -291,6 +300,62 @@ async def test_an_answer_that_fails_is_told_and_read_again_on_demand(seen: Seen)
         await until(pilot, lambda: "took longer than 30 s" in side(seen(app)))
         await pilot.press("r")
         await until(pilot, lambda: "no dump yet" in seen(app))
+
+
+async def test_two_samples_and_two_dumps_are_compared_with_what_is_marked(
+    control: DumpControl, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kimi_console.tui.screens.beside.AGAIN", 0.01)
+    write(control.root / "other", ((30, 40),))
+    app = app_of(scenes.ready(), control)
+    async with app.run_test(size=(120, 36), notifications=True) as pilot:
+        await settle(pilot)
+        await pilot.press("i")
+        await until(pilot, lambda: "other" in seen(app))
+        await pilot.press("equals_sign")
+        await until(pilot, lambda: "with m first" in seen(app))
+        await pilot.press("m", "down", "equals_sign")
+        await until(pilot, lambda: "2 of 2 pairs compared" in seen(app))
+        assert "2 samples are in both  2 by request id, 0 by their tokens" in seen(app)
+        assert "✓ the same states, up to precision" in seen(app)
+        await pilot.press("escape", "a")
+        await until(pilot, lambda: "all samples" in seen(app) and "req-0-0000" in seen(app))
+        await pilot.press("m", "down")
+        await until(pilot, lambda: "= compare with req-0-0000" in seen(app))
+        await pilot.press("equals_sign")
+        await until(pilot, lambda: "first different token: 0" in seen(app))
+        assert "nothing could be compared" in seen(app)
+        assert control.asked[-1][0] == "compare"
+
+
+async def test_which_boundary_it_is_is_asked_until_it_is_known(seen: Seen, same: Same) -> None:
+    column = {"claimed": "boundary 31", "claimed_distance": 1.2, "fits": True}
+    known = {
+        "rid": "r", "shard": "s", "rows": 40, "model": "/models/Kimi-K2.5", "why": "",
+        "columns": [column | {"layer": "31", "best": "boundary 32", "best_distance": 0.008, "right": False},
+                    column | {"layer": "last", "best": "the state after the final norm", "best_distance": 0.004,
+                              "right": True, "claimed_distance": 0.004}],
+        "findings": ["layer identity: the boundaries are 32, labelled 31: 1 layer too late"],
+    }  # fmt: skip
+    answers = iter([{"running": 1.0}, {"running": 2.5}, known])
+    control = scenes.TableControl({"boundary": lambda params: next(answers)})
+    app = app_of(scenes.ready(), control)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await settle(pilot)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kimi_console.tui.screens.beside.AGAIN", 0.01)
+            app.push_screen(Report("Which boundary is it?  r", control, "boundary", {"place": 0}, boundary_match))
+            await until(pilot, lambda: "1 layer too late" in seen(app))
+        assert len(control.asked) == 3
+        same("boundary-120x36", seen(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, Board))
+
+
+def test_what_cannot_be_known_of_a_boundary_says_why() -> None:
+    answer = {"rid": "r", "shard": "s", "why": "the model's weights are needed: /m is not on this host", "rows": 0}
+    text = "\n".join("".join(span for span, _ in line) for line in boundary_match(answer, 60))
+    assert "not known: the model's weights are needed" in text
 
 
 def test_a_window_makes_what_is_looked_at_and_says_what_is_missing() -> None:

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
 from kimi_agent.errors import KimiError, UsageError
-from kimi_agent.shards.content import bad_rows, columns
 from kimi_agent.shards.dumps import Dump, find_dumps, open_dump, validated
+from kimi_agent.shards.inspect.rows import SampleRows
 from kimi_agent.shards.stats import quick_statistics
 from kimi_agent.shards.tokens import Vocabulary, load_vocabulary
 from kimi_agent.text import clean
-from kimi_capture.format import PRE_NORM_RMS, Sample, Shard, read_shard, to_float32
+from kimi_capture.format import PRE_NORM_RMS, Sample, Shard, read_shard
 
 ANSWER_BYTES: Final = 900_000
 """Size of the samples in an answer, so that all of it stays under the wire's 1 MiB a line."""
@@ -26,7 +24,7 @@ MAX_TOKENS: Final = 20_000
 PROBLEMS: Final = 200
 """Problems that a listing spells out; the rest are counted."""
 BLOCK: Final = 64
-"""Rows whose norms are computed at a time."""
+"""Tokens that are spelled out at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,7 @@ class _Span:
     """The rows of a sample that are shown: `begin` to `end`, of the rows from `offset` on."""
 
     sample: Sample
+    place: int
     offset: int
     begin: int
     end: int
@@ -156,10 +155,11 @@ def _dtype(shard: Shard, tensor: str) -> str:
 def _spans(shard: Shard, first: int, last: int, token: int, tokens: int) -> list[_Span]:
     """What is shown of each sample, until the tokens are used up."""
     spans: list[_Span] = []
-    for sample, offset in zip(shard.meta.samples[first:last], shard.sample_offsets[first:].tolist(), strict=False):
+    held = zip(shard.meta.samples[first:last], shard.sample_offsets[first:].tolist(), strict=False)
+    for place, (sample, offset) in enumerate(held, first):
         begin = min(offset + token, offset + sample.rows)
         end = min(offset + sample.rows, begin + tokens)
-        spans.append(_Span(sample, offset, begin, end))
+        spans.append(_Span(sample, place, offset, begin, end))
         tokens -= end - begin
     return spans
 
@@ -167,14 +167,18 @@ def _spans(shard: Shard, first: int, last: int, token: int, tokens: int) -> list
 def _samples(shard: Shard, spans: list[_Span], words: Vocabulary) -> list[dict[str, Any]]:
     """The samples' heads as far as they fit, then their tokens as far as those fit."""
     room, shown = ANSWER_BYTES, []
+    read: list[SampleRows] = []
     for span in spans:
-        head = _head(shard, span, words)
+        rows = SampleRows(shard, span.place)
+        rows.step(inf)
+        head = _head(shard, rows, span, words)
         room -= len(orjson.dumps(head)) + 1
         if room < 0:
             break
         shown.append(head)
-    for span, entry in zip(spans, shown, strict=False):
-        for line in _tokens(shard, span, words):
+        read.append(rows)
+    for span, rows, entry in zip(spans, read, shown, strict=False):
+        for line in _tokens(rows, span, words):
             room -= len(orjson.dumps(line)) + 1
             if room < 0:
                 return shown
@@ -182,7 +186,7 @@ def _samples(shard: Shard, spans: list[_Span], words: Vocabulary) -> list[dict[s
     return shown
 
 
-def _head(shard: Shard, span: _Span, words: Vocabulary) -> dict[str, Any]:
+def _head(shard: Shard, rows: SampleRows, span: _Span, words: Vocabulary) -> dict[str, Any]:
     sample = span.sample
     return {
         "rid": clean(sample.rid, 200),
@@ -191,47 +195,17 @@ def _head(shard: Shard, span: _Span, words: Vocabulary) -> dict[str, Any]:
         "rows": sample.rows,
         "finish_reason": clean(sample.finish_reason, 200),
         "missing": {clean(reason, 200): rows for reason, rows in sample.missing.items()},
-        "bad": bad_rows(shard, sample, span.offset),
+        "bad": rows.bad,
         "text": words.text(shard.token_ids[span.begin : span.end].tolist()),
         "first_token": span.begin - span.offset,
         "tokens": [],
     }
 
 
-def _tokens(shard: Shard, span: _Span, words: Vocabulary) -> Iterator[dict[str, Any]]:
-    for first in range(span.begin, span.end, BLOCK):
-        rows = slice(first, min(first + BLOCK, span.end))
-        norms = {name: _norms(states[rows]) for name, states in columns(shard).items()}
-        ids, positions = shard.token_ids[rows].tolist(), shard.positions[rows].tolist()
-        for place, (number, position) in enumerate(zip(ids, positions, strict=True)):
-            norm = {name: float(values[place]) for name, values in norms.items()}
-            expected = None if span.sample.missing else first + place - span.offset
-            yield {
-                "id": number,
-                "text": words.piece(number),
-                "position": position,
-                "norm": {name: float(f"{value:.5g}") if isfinite(value) else None for name, value in norm.items()},
-                "bad": _fault(norm, position, expected),
-            }
-
-
-def _norms(states: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Euclidean norm of each row of [N, H] states, not finite where the row is not: [N]."""
-    with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
-        values = to_float32(states).astype(np.float64)
-        norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("nh,nh->n", values, values))
-    return norms
-
-
-def _fault(norm: dict[str, float], position: int, expected: int | None) -> str | None:
-    """Why a row cannot be right, or None. `norm` is by boundary."""
-    broken = [name for name, value in norm.items() if not isfinite(value)]
-    zero = [name for name, value in norm.items() if value == 0]
-    faults = []
-    if broken:
-        faults.append(f"not finite at {', '.join(broken)}")
-    if zero:
-        faults.append(f"all zero at {', '.join(zero)}")
-    if expected is not None and position != expected:
-        faults.append(f"position {position}, expected {expected}")
-    return "; ".join(faults) or None
+def _tokens(rows: SampleRows, span: _Span, words: Vocabulary) -> Iterator[dict[str, Any]]:
+    last = span.end - span.offset
+    for first in range(span.begin - span.offset, last, BLOCK):
+        for line in rows.lines(first, min(BLOCK, last - first), words):
+            norm = dict(zip(rows.names, line["norm"], strict=True))
+            bad = line["why"] if line["mark"] == "!" else None
+            yield {"id": line["id"], "text": line["text"], "position": line["position"], "norm": norm, "bad": bad}

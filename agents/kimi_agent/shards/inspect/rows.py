@@ -85,6 +85,11 @@ class SampleRows:
             self._flags = (self.done, found)
         return self._flags[1]
 
+    @property
+    def bad(self) -> int:
+        """How many of the rows that were read cannot be right."""
+        return int((self.flags & suspects.BAD).any(axis=1).sum())
+
     def norms(self, column: int) -> Float:
         """[done] Euclidean norm of the rows at a layer; NaN where the row is not finite."""
         moments = self.moments[: self.done, column]
@@ -115,7 +120,7 @@ class SampleRows:
                 }
                 for name, entry in numbers.items()
             },
-            "bad_rows": int((flags & suspects.BAD).any(axis=1).sum()),
+            "bad_rows": self.bad,
             "outliers": int((flags & suspects.OUTLIER).any(axis=1).sum()),
             "heat": self._heat(column),
             "norms": histogram(self.norms(column)),
@@ -178,7 +183,7 @@ def bad_by_sample(shard: Shard) -> npt.NDArray[np.int64]:
     for place in range(len(shard.meta.samples)):
         sample = SampleRows(shard, place)
         sample.step(float("inf"))
-        counts.append(int((sample.flags & suspects.BAD).any(axis=1).sum()))
+        counts.append(sample.bad)
     return np.array(counts, np.int64)
 
 

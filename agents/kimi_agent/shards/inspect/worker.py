@@ -22,8 +22,6 @@ SLICE: Final = 0.05
 """Seconds of work between two looks at stdin: what a request may have to wait."""
 ASKED: Final = 5.0
 """Seconds after the last request in which work goes on: a screen that waits for it asks again."""
-NICE: Final = 10
-"""It shares the host with a server's schedulers."""
 
 
 def answer(desk: Desk, line: bytes) -> bytes:
@@ -71,7 +69,6 @@ def _write(sink: int, data: bytes) -> None:
 
 def main() -> None:
     """Serve stdin."""
-    os.nice(NICE)
     desk = Desk(Path(sys.argv[1]))
     try:
         serve(desk, 0, 1)
