@@ -31,6 +31,8 @@ from remote.conftest import Sshd, running_sshd
 from remote.storm import FarNetwork, Storm, far_network, storm, talk, whole_lines
 
 RATE = 5000
+POINTS = 12
+"""Of the agent's memory over the session, told beside its last value."""
 SHARES = (("killed", 0.55), ("dropped", 0.25), ("restarted", 0.2))
 
 
@@ -50,7 +52,8 @@ def told(weather: Storm) -> dict[str, object]:
         for kind, found in weather.back_after.items()
     }
     written, memory = whole_lines(weather.home), weather.memory or [0.0]
-    kept = {"agent_mib_first": round(memory[0], 1), "agent_mib_last": round(memory[-1], 1)}
+    course = [round(memory[len(memory) * part // POINTS], 1) for part in range(POINTS)]
+    kept = {"agent_mib": [*course, round(memory[-1], 1)]}
     lines = {"written": written, "missing": written - weather.ledger.lines}
     return {**asdict(weather.ledger), **lines, **kept, "back": times}
 

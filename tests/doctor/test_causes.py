@@ -29,7 +29,7 @@ SOURCES = ("log: ", "proc: ", "nvml: ", "stack: ", "stack TP", "stack main", "st
 ORDER = (
     "out_of_memory", "disk_full", "port_in_use", "capture_patch", "exception", "dead_rank", "hardware", "stopped",
     "watchdog", "ended", "compiling", "downloading", "storage", "plugin_missing", "lock_wait", "comm_spin",
-    "straggler", "deadlock", "proxy", "warm_up", "heartbeat", "silent",
+    "straggler", "deadlock", "proxy", "warm_up", "heartbeat", "detokenizer", "silent",
 )  # fmt: skip
 NOW = 2000.0
 
@@ -167,7 +167,7 @@ EVIDENCE = st.builds(
     exited=st.none() | st.builds(RunExited, run=st.just("r"), code=st.sampled_from([None, 0, -9]), asked=st.booleans()),
     capture=st.booleans(), heartbeats=st.sampled_from([frozenset(), frozenset({"TP0"})]), seen=SEEN,
     absent=st.sampled_from([(), ("TP4",)]), quiet_since=st.none() | st.floats(0, NOW), stopping=st.booleans(),
-    limits=st.just(Limits()),
+    limits=st.just(Limits()), held_since=st.sampled_from([(), (("detokenizer", NOW - 90),)]),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_agent.doctor.evidence import Evidence, LogFacts, Seen, evidence_of
+from kimi_agent.doctor.facts import Deep, Stack
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
@@ -225,3 +226,40 @@ def test_any_evidence_gets_a_verdict_with_sourced_lines_and_ready_is_never_a_gue
         assert verdict.kind == "none"
         assert evidence.ready
         assert not evidence.live or (evidence.stale is not None and evidence.stale <= 10)
+
+
+def held(detokenizer: RankSample, frame: str, before: Evidence | None, now: float) -> Evidence:
+    """A ready server whose scheduler is heard, with two equal looks at its detokenizer, made 15 s ago."""
+    bodies = (
+        *(ev.PhaseEntered("r", rank, "ready") for rank in ("TP0", "TP1")),
+        ev.RanksSampled("r", (sample("TP0"), sample("TP1"), detokenizer)),
+    )
+    stack = Stack("detokenizer", "py-spy", now - 15, (frame, "event_loop (detokenizer_manager.py:189)"))
+    seen = Seen(deep=Deep(now - 15, first=(stack,), second=(stack,)))
+    found = evidence_of(run_of(*bodies), PhaseTracker(("TP0", "TP1")), now, before=before, seen=seen)
+    return replace(found, throughput=throughput(1.0), throughput_age=0.0, heartbeat=now - 1)
+
+
+@pytest.mark.parametrize(
+    ("wchan", "cpu", "frame", "kind"),
+    [
+        ("hrtimer_nanosleep", 0.0, "feed (watchdog.py:81)", "deadlock"),
+        ("futex_wait_queue", 0.0, "acquire (queue.py:3)", "deadlock"),
+        ("do_sys_poll", 0.0, "feed (watchdog.py:81)", "none"),
+        ("futex_wait_queue", 80.0, "decode (tokenizers.py:9)", "none"),
+        ("hrtimer_nanosleep", 0.0, "sock_recv (serialization.py:4)", "none"),
+        (None, 0.0, "feed (watchdog.py:81)", "none"),
+    ],
+)
+def test_a_detokenizer_that_is_held_up_is_named_though_the_scheduler_moves(
+    wchan: str | None, cpu: float, frame: str, kind: str
+) -> None:
+    process = RankSample("detokenizer", 49, "S", cpu, 1, 0.0, 0.0, wchan, None)
+    first = held(process, frame, None, NOW)
+    assert judged(first)[1] == "none", "it may stand for a moment"
+    later = held(process, frame, first, NOW + 31)
+    assert judged(later)[:2] == (("HUNG", kind) if kind == "deadlock" else ("READY", kind))
+    if kind == "deadlock":
+        assert "the detokenizer stands in" in diagnose(later).summary
+    moved = held(replace(process, wchan="do_sys_poll"), frame, later, NOW + 32)
+    assert judged(moved)[1] == "none"

@@ -10,7 +10,7 @@ from kimi_agent.doctor.facts import Answer, Deep, Kernel
 from kimi_agent.doctor.limits import silence_limit
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
-from kimi_agent.engine.titles import absent_ranks
+from kimi_agent.engine.titles import DETOKENIZER, absent_ranks
 from kimi_agent.model.events import BaselineKnown, GpuSample, RankSample, RunExited, ThroughputSampled
 from kimi_agent.model.phases import GRAPHS, ORDER, PORT, READY
 from kimi_agent.model.starts import lateness
@@ -159,6 +159,8 @@ class Evidence:
     compiling_since: Times = ()
     waiting_since: Times = ()
     """The same, for an uninterruptible wait."""
+    held_since: Times = ()
+    """The same for a detokenizer that sleeps on something else than its queue, which it never does for long."""
     quiet_since: float | None = None
     """Since when no process of the run computed or read and no GPU worked; `None` while one does."""
     stopping: bool = False
@@ -197,6 +199,8 @@ class Evidence:
         if deep is None:
             return None
         moved = (self.heartbeat or 0.0) if self.ready else self.now - (self.silent or 0.0)
+        # While the detokenizer is held up, the scheduler moves on without it.
+        moved = min([moved, *(since for _, since in self.held_since)])
         return deep if deep.time >= moved else None
 
     def limit(self, fixed: float) -> float:
@@ -278,13 +282,21 @@ def _with_durations(evidence: Evidence, before: Evidence | None) -> Evidence:
     last, now = before or evidence, evidence.now
     in_state = {state: [one.rank for one in evidence.samples if one.state == state] for state in "TD"}
     compiling = [one.rank for one in evidence.samples if one.compiling]
+    held = [one.rank for one in evidence.samples if evidence.ready and one.rank == DETOKENIZER and _held(one)]
     return replace(
         evidence,
         stopped_since=_kept(in_state["T"], last.stopped_since, now),
         waiting_since=_kept(in_state["D"], last.waiting_since, now),
         compiling_since=_kept(compiling, last.compiling_since, now),
+        held_since=_kept(held, last.held_since, now),
         quiet_since=_quiet(evidence, last.quiet_since),
     )
+
+
+def _held(sample: RankSample) -> bool:
+    """Whether a process sleeps, and not in a poll, in which all of SGLang's queues are waited for."""
+    resting = sample.state in ("S", "D") and (sample.cpu or 0.0) <= REST
+    return resting and sample.wchan is not None and "poll" not in sample.wchan
 
 
 def _kept(names: list[str], before: Times, now: float) -> Times:

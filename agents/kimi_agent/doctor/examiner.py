@@ -91,7 +91,7 @@ class Examiner:
             return
         now = time.monotonic()
         stopped = tuple(one.rank for one in evidence.samples if one.state == "T")
-        situation = (evidence.phase, evidence.ready, stopped)
+        situation = (evidence.phase, evidence.ready, stopped, evidence.held_since)
         fresh = evidence.fresh
         known = fresh is not None and bool(fresh.first) and situation == self._situation
         if wants_stacks(evidence, verdict) and now - self._last_stacks > (STACKS_PERIOD if known else SOONEST):
@@ -179,6 +179,8 @@ def wants_stacks(evidence: Evidence, verdict: Verdict) -> bool:
     if evidence.exited is not None or evidence.stopping or not evidence.samples:
         return False
     if any(one.state == "T" for one in evidence.samples) or stale(evidence):
+        return True
+    if any(evidence.now - since > QUIET for _, since in evidence.held_since):
         return True
     if evidence.ready or verdict.kind in ("compiling", "downloading"):
         return False

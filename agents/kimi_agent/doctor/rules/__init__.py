@@ -13,7 +13,7 @@ from kimi_agent.doctor.rules.ended import (
     out_of_memory,
     port_in_use,
 )  # fmt: skip
-from kimi_agent.doctor.rules.serving import heartbeat, plugin_missing, proxy, silent, warm_up
+from kimi_agent.doctor.rules.serving import detokenizer, heartbeat, plugin_missing, proxy, silent, warm_up
 from kimi_agent.doctor.rules.slow import compiling, downloading, lock_wait, storage, storage_moves
 from kimi_agent.doctor.rules.waiting import comm_spin, deadlock, stopped, straggler, watchdog
 
@@ -22,6 +22,6 @@ __all__ = ["BUSY", "RULES", "Rule", "heartbeat", "seconds", "storage_moves"]
 RULES: Final[tuple[Rule, ...]] = (
     out_of_memory, disk_full, port_in_use, capture_patch, exception, dead_rank, hardware, stopped, watchdog, ended,
     compiling, downloading, storage, plugin_missing, lock_wait, comm_spin, straggler, deadlock, proxy, warm_up,
-    heartbeat, silent,
+    heartbeat, detokenizer, silent,
 )  # fmt: skip
 """In the order in which they are asked: what is certain first, what is a guess last."""

@@ -1,5 +1,6 @@
 """From the open port on: proxies, the first request, the capture plugin, the heartbeat; and silence without a cause."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from kimi_agent.doctor.evidence import Evidence
@@ -28,7 +29,7 @@ from kimi_agent.model.state import RankState
 PROXY_PATIENCE: Final = 10.0
 """Seconds after which a server that has not reached itself through its own proxy settings never will."""
 _RESTS_IN: Final = frozenset({"recv", "recv_pyobj", "poll", "select", "run", "run_forever", "_run_once", "epoll",
-                              "recv_multipart", "wait"})  # fmt: skip
+                              "recv_multipart", "sock_recv", "wait"})  # fmt: skip
 """Innermost calls of the main and detokenizer processes when they have nothing to do."""
 
 
@@ -100,10 +101,10 @@ def _names(evidence: Evidence) -> list[str]:
     return [rank.rank for rank in evidence.ranks]
 
 
-def _not_resting(evidence: Evidence) -> Stack | None:
+def _not_resting(evidence: Evidence, names: Sequence[str] = (DETOKENIZER, MAIN)) -> Stack | None:
     """The detokenizer or the main process, when it stood in the same place twice and that is not its queue."""
     deep = evidence.fresh
-    for name in (DETOKENIZER, MAIN):
+    for name in names:
         stack = deep.stack(name) if deep is not None else None
         if deep is None or stack is None or deep.unmoved(name) is not True or not stack.frames:
             continue
@@ -123,6 +124,25 @@ def _answers(evidence: Evidence) -> list[str]:
 def _port_line(evidence: Evidence) -> str:
     words = {None: "not checked", True: "open", False: "closed"}
     return f"port: {evidence.port or '–'} {words[evidence.seen.port_open]}"
+
+
+def detokenizer(evidence: Evidence) -> Verdict | None:
+    """The server is ready, its scheduler moves, and no answer leaves: the detokenizer is held up."""
+    since, deep = dict(evidence.held_since).get(DETOKENIZER), evidence.fresh
+    if since is None or deep is None or evidence.now - since <= evidence.limits.deadlock:
+        return None
+    stack = _not_resting(evidence, (DETOKENIZER,))
+    if stack is None and deep.stack(DETOKENIZER) is not None:
+        return None
+    where = frame_name(stack.frames[0]) if stack is not None else "something that is not its queue"
+    lines = [describe(one) for one in evidence.samples if one.rank == DETOKENIZER]
+    lines += [stack_line(stack)] if stack is not None else unchecked(evidence)
+    summary = (
+        f"no answer reaches a client: the detokenizer stands in {where} for {seconds(evidence.now - since)}, "
+        "while the scheduler goes on"
+    )
+    advice = ("stop the run and launch again: requests that are under way are lost",)
+    return Verdict("deadlock", summary, None, 0.85 if stack else 0.5, tuple(lines), ruled_out(evidence), advice)
 
 
 def heartbeat(evidence: Evidence) -> Verdict | None:
