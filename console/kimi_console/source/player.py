@@ -129,7 +129,8 @@ class Player:
 
     async def batches(self) -> AsyncGenerator[Sequence[Event], None]:
         """The events as their time comes, and a snapshot after each jump; ends after `close` only."""
-        self.marks = self.recording.marks()
+        if not self._closed:
+            self.marks = self.recording.marks()
         while not self._closed:
             self._wake.clear()
             if self._sought is not None:
@@ -192,5 +193,5 @@ class Player:
             async with asyncio.timeout(wait):
                 await self._wake.wait()
         except TimeoutError:
-            if self.growing:
+            if self.growing and not self._closed:
                 self.marks += self.recording.marks(self.marks[-1].place if self.marks else -1)
