@@ -18,6 +18,7 @@ from kimi_agent.bundle import build_id, prune_cache
 from kimi_agent.engine.argv import Problem
 from kimi_agent.engine.flags import installed_version
 from kimi_agent.errors import LaunchError, UsageError
+from kimi_agent.feed.serve import Feeds
 from kimi_agent.host.gpu import GpuReader
 from kimi_agent.host.logind import logout_warning
 from kimi_agent.host.memory import HostSampler
@@ -75,6 +76,7 @@ class Agent:
             growth=self.journal.growth,
         )  # fmt: skip
         self._inspector = Inspector(home, self._dump_roots)
+        self._feeds = Feeds(home)
         self._results: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
         self._host = HostSampler()
         self._gpus = GpuReader()
@@ -93,6 +95,7 @@ class Agent:
             "dump_stop": self.dump_stop,
             "prove": self.prove,
             **self._inspector.methods(),
+            **self._feeds.methods(),
             "shutdown": self.shutdown,
         }
 
@@ -161,6 +164,7 @@ class Agent:
         """Let go of everything; a running server goes on and is found again, but not one of a bisection."""
         await self.bisector.close()
         await self._inspector.close()
+        await self._feeds.close()
         for task in (self._sampling, self._watch):
             if task is not None:
                 task.cancel()

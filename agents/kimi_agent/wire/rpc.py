@@ -22,6 +22,11 @@ dump_stop                                      {"dump", "rows", "samples", "shar
 prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}
 bundle         run: str|null, hosts: [str]     {"bundle", "run", "size", "removed": {kind: count}, "files"}
 bundle_read    bundle: str, offset: int        {"data": base64 of at most 512 KiB, "size": bytes of the whole}
+feed_start     dataset, dump: str,             as `feed`; the dataset is a file of the host
+               regenerate, max_new_tokens
+feed                                           {"state", "rows", "forecast", "progress", "summary", "missing", "error"}:
+                                               the lines of `kimi-agent feed --json`, the last of each kind
+feed_stop                                      as `feed`; what is in flight comes to its end
 dumps                                          [{"dump","directory","samples","rows","shards","bytes","time"}]
 shards         dump: str, first, count,        {"total", "matched", "shards": [...], …}, a page out of the dump's
                sort, reverse, search           index; sort is order, rows or worst
@@ -54,7 +59,7 @@ PROTOCOL: Final = 1
 
 READ_ONLY: Final = frozenset({
     "subscribe", "ping", "status", "preflight", "dumps", "shards", "samples", "sample", "tokens", "next_bad",
-    "bad_sample", "compare", "compare_dumps", "boundary",
+    "bad_sample", "compare", "compare_dumps", "boundary", "feed",
 })  # fmt: skip
 """The methods that a read-only connection may call."""
 

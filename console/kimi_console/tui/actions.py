@@ -76,6 +76,13 @@ def _dump(session: Session) -> str:
     return _acts(session)
 
 
+def _feed(session: Session) -> str:
+    run = session.state.run
+    if run is not None and run.alive and not run.started.capture:
+        return "capture is off in this run's profile: set [capture] enabled = true and launch again"
+    return _asks(session)
+
+
 def _has_run(session: Session) -> str:
     return "" if session.state.run is not None else "there has been no run yet"
 
@@ -122,6 +129,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
            "server", _stop, 2),
     Action("dump", "D", "D", "dump", "Start a dump of hidden states, or end the one that is written.",
            "capture", _dump, 3),
+    Action("feed", "F", "F", "feed", "Drive a dataset through the server into a dump, or see how far that is.",
+           "capture", _feed),
     Action("inspect", "i", "i", "inspect", "Look into dumps, shards, samples and tokens.", "capture", _asks, 5),
     Action("doctor", "d", "d", "doctor", "Show the verdict with all its evidence.", "understand", _has_verdict, 4),
     Action("bisect", "b", "b", "bisect", "Find what a start hangs on: launch it again, one thing changed at a time.",

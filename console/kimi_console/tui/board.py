@@ -199,7 +199,7 @@ class Board(Screen[None]):
         log = self.log_pane
         return {
             "launch": self._commands.launch, "stop": self._commands.stop, "dump": self._commands.dump,
-            "inspect": self._commands.inspect, "redial": self._commands.redial,
+            "inspect": self._commands.inspect, "feed": self._commands.feed, "redial": self._commands.redial,
             "bisect": self._commands.bisect, "bundle": self._commands.bundle,
             "doctor": lambda: self._sheet("Doctor", lambda cells: content.doctor_lines(self.view(), cells)),
             "explain": self._explain,

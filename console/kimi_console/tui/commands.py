@@ -97,6 +97,14 @@ class Commands:
 
             self._screen.app.push_screen(ShardBrowser(control, ascii=self._ascii))
 
+    def feed(self) -> None:
+        """Open the feed."""
+        control = self._session.control
+        if control is not None:
+            from kimi_console.tui.screens.feed import FeedScreen  # noqa: PLC0415 - a screen costs when it is opened
+
+            self._screen.app.push_screen(FeedScreen(control, ascii=self._ascii))
+
     def bisect(self) -> None:
         """Open the bisection."""
         from kimi_console.tui.screens.bisect import BisectScreen  # noqa: PLC0415 - a screen costs when it is opened
