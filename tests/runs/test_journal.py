@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+from contextlib import aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -85,6 +86,28 @@ async def test_follow_hands_out_each_event_once_while_it_grows(tmp_path: Path) -
             await asyncio.sleep(0)
     await asyncio.wait_for(reader, 10)
     assert seen == list(range(41, 301))
+    journal.close()
+
+
+def bytes_read() -> int:
+    """What this process has read by now, from a disk or not."""
+    return int(Path("/proc/self/io").read_text().split("rchar: ", 1)[1].split("\n", 1)[0])
+
+
+async def test_a_reader_that_is_up_to_date_reads_what_is_new_and_not_all_before_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(1000):
+        journal.append(note(number, 1000))
+    async with aclosing(journal.follow(0)) as batches:
+        seen = 0
+        while seen < journal.last:
+            seen += len(await anext(batches))
+        before = bytes_read()
+        for number in range(50):
+            journal.append(note(number))
+            (line,) = await anext(batches)
+            assert decode_event(line).seq == journal.last
+        assert bytes_read() - before < 100_000
     journal.close()
 
 

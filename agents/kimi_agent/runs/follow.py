@@ -30,6 +30,8 @@ class LogFollower:
     def read(self) -> list[str]:
         """The next whole lines, none when the file has not grown; at most about 1 MiB of text."""
         try:
+            if self._path.stat().st_size <= self._offset:
+                return []
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 chunk = file.read(READ_BYTES)

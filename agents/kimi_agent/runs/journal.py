@@ -13,6 +13,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_agent.errors import KimiError
@@ -23,6 +24,17 @@ from kimi_agent.wire.codec import WireError, decode_event, encode_event
 SEGMENT_BYTES = 16 << 20
 LIMIT_BYTES = 512 << 20
 READ_BYTES = 256 << 10
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a reader is, so that it goes on there instead of counting the lines of a segment anew."""
+
+    path: Path | None = None
+    offset: int = 0
+    """Bytes of the segment's lines that were read."""
+    seq: int = 0
+    """Number of the last of them."""
 
 
 class Journal:
@@ -105,10 +117,10 @@ class Journal:
 
         Where events are gone, a `Gap` event stands in their place, with the number of the last that is missing.
         """
-        seq = after
+        seq, place = after, _Place()
         while True:
             grown = self._grown
-            for lines, last in self._read(seq):
+            for lines, last in self._read(seq, place):
                 seq = last
                 yield lines
             if seq >= self._last:
@@ -116,7 +128,7 @@ class Journal:
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """Every event held with a sequence number above `after`."""
-        for lines, _ in self._read(after):
+        for lines, _ in self._read(after, _Place()):
             for line in lines:
                 yield decode_event(line)
 
@@ -126,7 +138,7 @@ class Journal:
         os.close(self._lock)
         self._lock = -1
 
-    def _read(self, after: int) -> Iterator[tuple[list[bytes], int]]:
+    def _read(self, after: int, place: _Place) -> Iterator[tuple[list[bytes], int]]:
         if after + 1 < self.first:
             gap = Gap(after + 1, self.first - 1, "the journal keeps only the newest events")
             yield [encode_event(Event(self.first - 1, self._wall + time.monotonic(), gap))], self.first - 1
@@ -134,18 +146,23 @@ class Journal:
         begin = max(0, bisect_right(self._firsts, after + 1) - 1)
         # A copy: while this is read, segments may be added at the end and dropped at the front.
         for path, first in list(zip(self._segments[begin:], self._firsts[begin:], strict=True)):
-            yield from self._read_segment(path, first, after)
+            yield from self._read_segment(path, first, after, place)
 
-    def _read_segment(self, path: Path, first: int, after: int) -> Iterator[tuple[list[bytes], int]]:
-        seq, carry = first - 1, b""
+    def _read_segment(self, path: Path, first: int, after: int, place: _Place) -> Iterator[tuple[list[bytes], int]]:
+        if place.path != path or place.seq > after:
+            place.path, place.offset, place.seq = path, 0, first - 1
+        seq, carry = place.seq, b""
         try:
             file = path.open("rb")
         except FileNotFoundError:
             return
         with file:
+            file.seek(place.offset)
             while chunk := file.read(READ_BYTES):
+                place.offset += len(carry) + len(chunk)
                 *lines, carry = (carry + chunk).split(b"\n")
                 seq += len(lines)
+                place.offset, place.seq = place.offset - len(carry), seq
                 fresh = lines[-min(len(lines), max(0, seq - after)) :] if seq > after else []
                 if fresh:
                     yield fresh, seq

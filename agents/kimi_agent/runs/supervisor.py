@@ -113,7 +113,7 @@ class Supervisor:
         loops = [
             asyncio.create_task(self._every(LOG_PERIOD, self._follow_log, calm=3)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample, calm=2)),
-            asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe)),
+            asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe, calm=3)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine, calm=2)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins, calm=5)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge, calm=2)),
