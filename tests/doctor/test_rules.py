@@ -231,9 +231,9 @@ def test_any_evidence_gets_a_verdict_with_sourced_lines_and_ready_is_never_a_gue
 def held(detokenizer: RankSample, frame: str, before: Evidence | None, now: float) -> Evidence:
     """A ready server whose scheduler is heard, with two equal looks at its detokenizer, made 15 s ago."""
     bodies = (
-        *(ev.PhaseEntered("r", rank, "ready") for rank in ("TP0", "TP1")),
+        ev.PhaseEntered("r", "TP0", "ready"), ev.PhaseEntered("r", "TP1", "ready"),
         ev.RanksSampled("r", (sample("TP0"), sample("TP1"), detokenizer)),
-    )
+    )  # fmt: skip
     stack = Stack("detokenizer", "py-spy", now - 15, (frame, "event_loop (detokenizer_manager.py:189)"))
     seen = Seen(deep=Deep(now - 15, first=(stack,), second=(stack,)))
     found = evidence_of(run_of(*bodies), PhaseTracker(("TP0", "TP1")), now, before=before, seen=seen)
