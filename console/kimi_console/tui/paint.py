@@ -31,10 +31,17 @@ class Brush:
 
     def style(self, role: Role) -> Style:
         """The style of a role in the present theme."""
+        self._renew()
+        return self._style(role)
+
+    def _renew(self) -> None:
+        """Forget the styles of another theme or ground."""
         key = (self._widget.app.theme, self._widget.background_colors)
         if key != self._key:
             self._styles.clear()
             self._key = key
+
+    def _style(self, role: Role) -> Style:
         style = self._styles.get(role)
         if style is None:
             style = self._styles[role] = self._found(role)
@@ -49,13 +56,14 @@ class Brush:
 
     def strip(self, line: Sequence[Span], cells: int, *, cursor: bool = False) -> Strip:
         """A line as exactly `cells` cells; under the `cursor` it keeps its colours on another ground."""
+        self._renew()
         harmless = [(self._harmless(text), self._aged(role)) for text, role in line]
-        segments = [Segment(text, self.style(role)) for text, role in crop(harmless, cells) if text]
+        segments = [Segment(text, self._style(role)) for text, role in crop(harmless, cells) if text]
         used = width((segment.text, "plain") for segment in segments)
         if used < cells:
-            segments.append(Segment(" " * (cells - used), self.style("plain")))
+            segments.append(Segment(" " * (cells - used), self._style("plain")))
         if cursor:
-            mark = self.style("cursor")
+            mark = self._style("cursor")
             ground = Style(bgcolor=mark.bgcolor, bold=mark.bold, reverse=mark.reverse)
             segments = [Segment(text, style + ground if style else ground) for text, style, _ in segments]
         return Strip(segments, cells)
