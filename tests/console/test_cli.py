@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from kimi_agent.errors import Exit
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
+from kimi_console.cli import main
 from kimi_console.demo.engine import Engine
 from kimi_console.source.replay import open_events
 
 LOGS = Path(__file__).parent.parent / "logs"
+Here = Callable[..., "subprocess.CompletedProcess[str]"]
 HINT = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
 
 
@@ -32,6 +35,20 @@ def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedPr
         [sys.executable, "-m", "kimi_console", *arguments],
         check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, env=environment,
     )  # fmt: skip
+
+
+@pytest.fixture
+def here(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    """Runs the command in this process, which has loaded already what it needs."""
+    for name in set(os.environ) - set(environment):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", environment["HOME"])
+
+    def run_here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run_here
 
 
 @pytest.mark.parametrize(
@@ -59,14 +76,14 @@ def run(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedPr
         ),
     ],
 )  # fmt: skip
-def test_wrong_input_is_one_line_and_exit_2(environment: dict[str, str], arguments: tuple[str, ...], said: str) -> None:
-    done = run(environment, *arguments)
+def test_wrong_input_is_one_line_and_exit_2(here: Here, arguments: tuple[str, ...], said: str) -> None:
+    done = here(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (Exit.USAGE, "", f"kimi-console: {said}\n")
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "fast", "nan", "inf"])
-def test_a_speed_must_be_positive(environment: dict[str, str], speed: str) -> None:
-    done = run(environment, "replay", "f", "--speed", speed)
+def test_a_speed_must_be_positive(here: Here, speed: str) -> None:
+    done = here("replay", "f", "--speed", speed)
     assert done.returncode == Exit.USAGE
     assert "is not a speed; write a number such as 8, or max" in done.stderr
 
