@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +76,7 @@ def starttime(pid: int) -> int | None:
     return stat.start if stat is not None and stat.state not in "ZX" else None
 
 
+@cache
 def boot_id() -> str:
     """The kernel's identity of this boot; start times only compare within one."""
     return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()

@@ -24,6 +24,8 @@ from kimi_agent.wire.codec import WireError, decode_event, encode_event
 SEGMENT_BYTES = 16 << 20
 LIMIT_BYTES = 512 << 20
 READ_BYTES = 256 << 10
+TOGETHER = 0.05
+"""Seconds in which events that follow one another are waited for, to be sent as one."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class Journal:
                 yield lines
             if seq >= self._last:
                 await grown.wait()
+                await asyncio.sleep(TOGETHER)
 
     def events(self, after: int = 0) -> Iterator[Event]:
         """Every event held with a sequence number above `after`."""
@@ -153,7 +156,7 @@ class Journal:
             place.path, place.offset, place.seq = path, 0, first - 1
         seq, carry = place.seq, b""
         try:
-            file = path.open("rb")
+            file = path.open("rb", buffering=0)
         except FileNotFoundError:
             return
         with file:

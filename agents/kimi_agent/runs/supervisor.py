@@ -102,6 +102,7 @@ class Supervisor:
         self._plugin_pids: frozenset[int] | None = None
         self._exits: dict[int, int] = {}
         """Process file descriptors by pid; -1 where the kernel gives none."""
+        self._stirred = asyncio.Event()
         self._code: int | None = None
         self.dumps = DumpControl(record.run, self._sockets, plan.dump_root, emit, last_dump(record.run, state()))
         self.gone = asyncio.Event()
@@ -111,7 +112,7 @@ class Supervisor:
         """Watch until the server's main process is gone, then clean up and report the end."""
         await self._catch_up()
         loops = [
-            asyncio.create_task(self._every(LOG_PERIOD, self._follow_log, calm=3)),
+            asyncio.create_task(self._every(LOG_PERIOD, self._follow_log, calm=5)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample, calm=2)),
             asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe, calm=3)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine, calm=2)),
@@ -119,8 +120,8 @@ class Supervisor:
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge, calm=2)),
         ]
         try:
-            while not self._ended():  # noqa: ASYNC110
-                await asyncio.sleep(EXIT_PERIOD)
+            while not self._ended():
+                await self._quiet(EXIT_PERIOD * 5 if is_calm(self._run) else EXIT_PERIOD)
         finally:
             for task in loops:
                 task.cancel()
@@ -132,6 +133,12 @@ class Supervisor:
             await self._finish()
         finally:
             self.gone.set()
+
+    async def _quiet(self, seconds: float) -> None:
+        """Wait so long, or until a process of the run ends."""
+        self._stirred.clear()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stirred.wait(), seconds)
 
     async def stop(self, why: str = "an operator stopped it") -> tuple[str, ...]:
         """Commit a running dump, stop the server, and say what could not be released."""
@@ -238,6 +245,7 @@ class Supervisor:
 
         def ended() -> None:
             asyncio.get_running_loop().remove_reader(fd)
+            self._stirred.set()
             self._sample_ranks()
             self._look()
 
