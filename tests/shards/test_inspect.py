@@ -32,11 +32,6 @@ Tensors = dict[str, npt.NDArray[Any]]
 NAMES = ("2", "3", "4", "last")
 
 
-def bf16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    bits: npt.NDArray[np.uint32] = values.astype(np.float32).view(np.uint32) >> 16
-    return bits.astype(np.uint16)
-
-
 def read(path: Path, place: int = 0) -> SampleRows:
     """A sample whose rows are all read."""
     rows = SampleRows(read_shard(path), place)
@@ -109,9 +104,8 @@ def test_equal_rows_are_right_for_the_embedding_and_for_one_token_over_and_over(
 def test_positions_are_out_of_place_by_the_sample_s_own_account() -> None:
     positions = np.arange(40)
     positions[30:] += 1
-    assert (flags_of(normal(2), positions=positions) & suspects.PLACE).any(axis=1).nonzero()[0].tolist() == [
-        *range(30, 40)
-    ]
+    placed = flags_of(normal(2), positions=positions) & suspects.PLACE
+    assert np.flatnonzero(placed.any(axis=1)).tolist() == [*range(30, 40)]
     assert not flags_of(normal(2), positions=positions, missing={"aborted": 1}).any()
     assert "position 31 is out of place" in suspects.words(flags_of(normal(2), positions=positions)[30], NAMES, 31)
 
@@ -193,6 +187,30 @@ def test_a_search_for_bad_samples_reads_only_suspicious_shards(make_dump: Maker,
     assert desk.do("bad_sample", {"directory": where, "number": 9}) == {"sample": None, "at": 12, "done": True}
     worst = desk.do("samples", {"directory": where, "sort": "worst", "count": 2})["samples"]
     assert [(sample["rid"], sample["bad"]) for sample in worst] == [("r1-1", 2), ("r4-1", 2)]
+
+
+def test_equal_rows_are_a_question_until_somebody_looks(make_dump: Maker, tmp_path: Path) -> None:
+    writer = make_dump()
+
+    def equal(tensors: Tensors) -> None:
+        tensors["aux_hidden_states"][1], tensors["last_hidden_state"][1] = (
+            tensors["aux_hidden_states"][0], tensors["last_hidden_state"][0],
+        )  # fmt: skip
+
+    def repeated(tensors: Tensors) -> None:
+        equal(tensors)
+        tensors["token_ids"][1] = tensors["token_ids"][0]
+
+    writer.add(change=repeated)
+    writer.add(change=equal)
+    desk, where = Desk(tmp_path), {"directory": str(writer.directory)}
+    before = desk.do("shards", where)
+    assert [(shard["bad"], shard["perhaps"]) for shard in before["shards"]] == [(0, True), (0, True)]
+    assert (before["bad_shards"], before["perhaps_shards"]) == (0, 2)
+    assert desk.do("bad_sample", where | {"number": -1})["sample"]["rid"] == "r1-0"
+    after = desk.do("shards", where)
+    assert [(shard["bad"], shard["perhaps"]) for shard in after["shards"]] == [(0, False), (1, False)]
+    assert (after["bad_shards"], after["perhaps_shards"]) == (1, 0)
 
 
 def test_wrong_requests_are_refused_in_words(dump: Any, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ async def test_a_process_that_dies_is_named_and_replaced(dump: Any, inspector: I
     await methods["dumps"]()
     process = worker()
     process.suspend()
-    asked = [asyncio.create_task(methods["samples"](dump="d1")) for _ in range(3)]
+    asked = [asyncio.ensure_future(methods["samples"](dump="d1")) for _ in range(3)]
     await asyncio.sleep(0.05)
     process.send_signal(signal.SIGBUS)
     process.resume()

@@ -58,7 +58,8 @@ class Brush:
         """A line as exactly `cells` cells; under the `cursor` it keeps its colours on another ground."""
         self._renew()
         harmless = [(self._harmless(text), self._aged(role)) for text, role in line]
-        segments = [Segment(text, self._style(role)) for text, role in crop(harmless, cells) if text]
+        drawn = [(to_ascii(text) if self.ascii else text, role) for text, role in crop(harmless, cells)]
+        segments = [Segment(text, self._style(role)) for text, role in drawn if text]
         used = width((segment.text, "plain") for segment in segments)
         if used < cells:
             segments.append(Segment(" " * (cells - used), self._style("plain")))
@@ -72,6 +73,4 @@ class Brush:
         return "stale" if self.stale and role in FRESH else role
 
     def _harmless(self, text: str) -> str:
-        if not text.isprintable():
-            text = clean(text)
-        return to_ascii(text) if self.ascii else text
+        return text if text.isprintable() else clean(text)

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Role, Span, left
-from kimi_console.tui.paint import ROLE_CLASSES, Brush
+from kimi_console.tui.paint import Brush
 
 CELLS: Final = 9
 """Width of a token."""
@@ -45,7 +45,6 @@ def spelled(token: dict[str, Any]) -> str:
 class TokenGrid(ScrollView, can_focus=True):
     """Draws the tokens that are in view, and says which it lacks."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLE_CLASSES)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "go(-1)", show=False),
         Binding("right,l", "go(1)", show=False),

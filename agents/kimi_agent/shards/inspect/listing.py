@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kimi_agent.errors import UsageError
 from kimi_agent.shards.dumps import Dump, find_manifest, writers
-from kimi_agent.shards.inspect.index import DUPLICATE_ROWS, NON_FINITE, RMS, DumpIndex
+from kimi_agent.shards.inspect.index import NON_FINITE, RMS, ZERO_ROWS, DumpIndex
 from kimi_agent.shards.samples import open_committed
 from kimi_agent.shards.show import open_named
 from kimi_agent.text import clean
@@ -26,7 +26,7 @@ MOST: Final = 500
 WAIT: Final = 0.5
 """Seconds that an answer may wait for the headers of the shards that it shows."""
 PROBLEMS: Final = 20
-SUSPICIOUS: Final = slice(NON_FINITE, DUPLICATE_ROWS + 1)
+CERTAIN: Final = slice(NON_FINITE, ZERO_ROWS + 1)
 """The statistics that no right row adds to."""
 DAMAGED: Final = 1e12
 """Score of what cannot be read: before all that can."""
@@ -105,15 +105,15 @@ class Listing:
     def shard(self, place: int) -> dict[str, Any]:
         """A shard's row in a list."""
         index, commit = self.index, self.index.commits[place]
-        counts = index.statistics[place, :, SUSPICIOUS]
-        known = bool(index.read[place])
+        bad, perhaps = self._bad_rows()
         return {
             "shard": clean(commit.shard),
             "rows": commit.rows,
             "samples": commit.samples,
             "bytes": commit.bytes,
             "time": commit.time,
-            "bad": int(np.nan_to_num(counts).max(axis=0, initial=0).sum()) if known else None,
+            "bad": int(bad[place]) if index.read[place] else None,
+            "perhaps": bool(perhaps[place]),
             "deviation": self._deviation(place),
             "problem": index.problems.get(place),
         }
@@ -165,6 +165,7 @@ class Listing:
         index, manifest = self.index, self.manifest
         if self._known is not None and self._known[:2] == (index.version, int(monotonic() / FRESH)):
             return self._known[2]
+        bad, perhaps = self._bad_rows()
         facts = {
             "dump": clean(self.directory.resolve().name),
             "directory": clean(str(self.directory)),
@@ -174,7 +175,8 @@ class Listing:
             "rows": sum(commit.rows for commit in index.commits),
             "bytes": sum(commit.bytes for commit in index.commits),
             "shard_count": len(index.commits),
-            "bad_shards": int((np.nan_to_num(index.statistics[:, :, SUSPICIOUS]).sum(axis=(1, 2)) > 0).sum()),
+            "bad_shards": int((bad > 0).sum()),
+            "perhaps_shards": int(perhaps.sum()),
             "known": int(index.read.sum()) + len(index.problems),
             "layers": self.layers(),
             "problems": self.problems(),
@@ -247,9 +249,22 @@ class Listing:
             return None
         if sort == "rows":
             return np.array([commit.rows for commit in index.commits], float)
-        counts: Float = np.nan_to_num(index.statistics[:, :, SUSPICIOUS]).max(axis=1, initial=0)
-        worst: Float = BAD * counts.sum(axis=1) + self._damage() + np.nan_to_num(self._deviations(), nan=-1.0)
+        bad, perhaps = self._bad_rows()
+        worst: Float = BAD * bad + PERHAPS * perhaps + self._damage() + np.nan_to_num(self._deviations(), nan=-1.0)
         return worst
+
+    def _bad_rows(self) -> tuple[Float, npt.NDArray[np.bool_]]:
+        """[shards] rows that cannot be right, and whether more may be found by looking.
+
+        Where nobody has looked, these are the rows that the statistics know to be zero or not finite; a row that equals
+        the one before may be right.
+        """
+        index, shards = self.index, len(self.index.commits)
+        shard = np.repeat(np.arange(shards), np.diff(index.starts))
+        unseen = (np.bincount(shard, weights=index.bad < 0, minlength=shards) > 0) & index.read
+        seen = np.bincount(shard, weights=np.maximum(index.bad, 0), minlength=shards)
+        counts = np.nan_to_num(index.statistics[:, :, CERTAIN]).max(axis=1, initial=0).sum(axis=1)
+        return np.where(unseen, counts, seen), unseen & (counts == 0)
 
     def _damage(self) -> Float:
         damage = np.zeros(len(self.index.commits))

@@ -2,7 +2,8 @@
 
 Cannot be right, whatever the model: a value that is not finite; a row that is zero throughout; a position out of place;
 a row that equals the one before it bit by bit. The last has two exceptions: at boundary 0, the embedding, equal tokens
-have equal rows, and a sequence that so far is one token over and over attends to equal values only.
+have equal rows, and a sequence that so far is one token over and over attends to equal values only, whatever their
+positions: a real engine's rows of `a a` are equal in every layer.
 
 Stands out: a norm far from those of the same layer in the same sample. Norms of one layer spread by a few tens of
 percent, so `FACTOR` alone keeps quiet samples quiet, and `SPREADS` those whose norms vary more. The sample's first

@@ -61,7 +61,7 @@ class SampleScreen(ModalScreen[bool]):
         self._grid = TokenGrid(ascii=ascii, id="grid")
         self._details = Rows(ascii=ascii, id="details")
         self._foot = Bar(
-            [(" ←→↑↓ token  n N bad  [ ] layer  b which boundary  Tab details  Esc back  q board", "dim")], ascii=ascii
+            [(" ←→↑↓ token  n N bad  [ ] layer  b boundary  Tab details  Esc back  q board", "dim")], ascii=ascii
         )
 
     def compose(self) -> ComposeResult:

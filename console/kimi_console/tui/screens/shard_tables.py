@@ -80,7 +80,7 @@ def worst(row: Row) -> Span:
     if row["bad"]:
         return f"! {fmt.short(row['bad'])} bad", "bad"
     if row.get("perhaps"):
-        return "? in shard", "warn"
+        return "? perhaps", "warn"
     if row["deviation"] is None:
         return fmt.DASH, "dim"
     return f"× {2.718281828 ** row['deviation']:.2f}", "warn" if row["deviation"] > 0.7 else "dim"
@@ -103,6 +103,9 @@ def dump_facts(facts: Row, cells: int) -> list[Line]:
     if facts["bad_shards"]:
         text = f"{facts['bad_shards']:,} shards have rows that cannot be right: o sorts by the worst"
         lines += hanging([(" ! ", "bad")], text, "bad", cells)
+    if facts["perhaps_shards"]:
+        text = f"{facts['perhaps_shards']:,} shards have rows equal to the one before: B looks whether that is wrong"
+        lines += hanging([(" ? ", "warn")], text, "warn", cells)
     if not facts["problems"] and not facts["bad_shards"]:
         return [*lines, [(" ✓ nothing is seen to be wrong", "good")]]
     return lines + _problems(facts, cells)
@@ -119,7 +122,7 @@ def row_facts(row: Row, cells: int) -> list[Line]:
     elif row["bad"]:
         lines.append([(f" {fmt.count(row['bad'])} rows cannot be right", "bad")])
     elif row.get("perhaps"):
-        lines += paragraphs("its shard has bad rows; B finds which sample has them", "warn", cells)
+        lines += paragraphs("its shard may have bad rows: B looks which samples have them", "warn", cells)
     if row["deviation"] is not None:
         factor = 2.718281828 ** row["deviation"]
         lines += paragraphs(f"rms of its shard: at most × {factor:.2f} from the dump's", "dim", cells)
