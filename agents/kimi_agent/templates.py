@@ -63,7 +63,8 @@ CONTAINER = """\
 #   docker build -t kimi-{unit} -f Containerfile .
 #   docker run --rm --init --gpus all --ipc=host --ulimit memlock=-1 --stop-timeout {stop} \\
 #     -v {profile}:/profile.toml:ro -v MODELS:MODELS:ro -v DUMPS:DUMPS -v kimi-state:/state kimi-{unit}
-# --init ends what is left to pid 1; paths in the profile are those inside the container.
+# --init ends what is left to pid 1; paths in the profile are those inside the container. podman takes the same words.
+# With -v DIR:/state, DIR short, the same user attaches from outside: kimi-agent status --home DIR.
 ARG SGLANG=lmsysorg/sglang:v0.5.23
 FROM ${{SGLANG}}
 COPY kimi /opt/kimi
