@@ -118,5 +118,5 @@ def refusal(error: Any) -> KimiError:
     slug, message, hint = (clean(str(fields.get(key) or "")) for key in ("slug", "message", "hint"))
     refused = KimiError(message or "the agent refused without a reason", hint, slug=slug or KimiError.slug)
     code = fields.get("exit")
-    refused.exit = Exit(code) if code in set(Exit) else Exit.FAILED
+    refused.exit = Exit(code) if isinstance(code, int) and code in set(Exit) else Exit.FAILED
     return refused

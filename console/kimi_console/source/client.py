@@ -199,7 +199,8 @@ class AgentClient:
 
     def _answer(self, message: dict[str, Any]) -> None:
         """Hand a response to whoever waits for it; a late one, nobody waits for any more, is dropped."""
-        future = self._waiting.get(message.get("id", 0))
+        ident = message.get("id")
+        future = self._waiting.get(ident) if isinstance(ident, int) else None
         if future is None or future.done():
             return
         if "error" in message:
