@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,7 +114,7 @@ class Journal:
         """Wait for the next event."""
         await self._grown.wait()
 
-    async def follow(self, after: int) -> AsyncIterator[Sequence[bytes]]:
+    async def follow(self, after: int) -> AsyncGenerator[Sequence[bytes], None]:
         """Lines of every event with a sequence number above `after`, in batches, for ever.
 
         Where events are gone, a `Gap` event stands in their place, with the number of the last that is missing.
