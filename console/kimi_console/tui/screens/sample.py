@@ -43,13 +43,15 @@ class SampleScreen(ModalScreen[bool]):
 
     def __init__(
         self, control: Control, dump: str, sample: dict[str, Any], about: dict[str, Any], trail: str, *,
+        seek: bool = False,
         ascii: bool = False,  # noqa: A002 - the option's name
     ) -> None:  # fmt: skip
+        """`about` is what is known of the dump, `trail` the way here; `seek` goes to the first marked token."""
         super().__init__(classes="-ascii" if ascii else "")
         self._control = control
         self._where = {"dump": dump, "shard": sample["shard"], "place": sample["place"]}
         self._rid = str(sample["rid"]) or f"sample {sample['number']}"
-        self._about, self._trail = about, trail
+        self._about, self._trail, self._seek = about, trail, seek
         self._facts: dict[str, Any] | None = None
         self._layer: str | None = None
         self._names: list[str] = []
@@ -111,6 +113,11 @@ class SampleScreen(ModalScreen[bool]):
         if first is None and (before is None or before["read"] < before["rows"]):
             first = self._grid.token // PAGE * PAGE
         await self._tokens(first, request)
+        if self._seek:
+            found = await request("next_bad", **self._where, token=-1, step=1)
+            if found["token"] is not None:
+                self._grid.go(found["token"])
+            self._seek = found["token"] is None and found["read"] < found["rows"]
 
     async def _tokens(self, first: int | None, request: Request) -> None:
         if first is None or self._facts is None or not self._facts["rows"]:

@@ -178,9 +178,11 @@ class ShardBrowser(ModalScreen[None]):
         self._steps.append(step)
         self._load()
 
-    def _open(self, step: Paged, sample: dict[str, Any]) -> None:
+    def _open(self, step: Paged, sample: dict[str, Any], *, seek: bool = False) -> None:
         trail = " › ".join(one.name for one in self._steps[1:])
-        screen = SampleScreen(self._control, step.dump, sample, step.facts or {}, trail, ascii=self._ascii)
+        screen = SampleScreen(
+            self._control, step.dump, sample, step.facts or {}, trail, seek=seek, ascii=self._ascii
+        )  # fmt: skip
 
         def left(board: bool | None) -> None:
             if board:
@@ -250,7 +252,9 @@ class ShardBrowser(ModalScreen[None]):
         step = self.step
         if isinstance(step, Dumps) and step.rows and (row := self._items.row) is not None and row < len(step.rows):
             step.cursor = row
-            self._enter(Paged("samples", str(step.rows[row]["dump"])))
+            samples = Paged("samples", str(step.rows[row]["dump"]))
+            samples.name = f"{samples.dump} › {samples.name}"  # no step before it names the dump
+            self._enter(samples)
         elif isinstance(step, Paged) and step.what == "shards":
             self._enter(Paged("samples", step.dump))
 
@@ -293,4 +297,4 @@ class ShardBrowser(ModalScreen[None]):
         elif sample["problem"]:
             self.notify(f"{sample['shard']}: {sample['problem']}", severity="error", markup=False)
         else:
-            self._open(step, sample)
+            self._open(step, sample, seek=True)
