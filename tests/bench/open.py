@@ -39,7 +39,7 @@ PATIENCE: Final = 120.0
 COLUMNS, ROWS = 120, 40
 PACKED: Final = 200_000_000
 """Bytes of the log that is packed: what gzip unpacks is not to be waited for either."""
-TRIES: Final = 5
+TRIES: Final = 3
 KEYS: Final = 10
 SETTLED: Final = 20.0
 """Seconds after which the keys are tried again."""
@@ -149,11 +149,12 @@ def write_log(path: Path, size: int) -> None:
 
 def opened(what: str, *arguments: str | Path, home: Path, shown: str, stdin: Path | None = None) -> None:
     """Print how long a screen takes, the median and the worst of some tries."""
-    taken, memory = [], (0.0, 0.0)
+    taken, spent, memory = [], [], (0.0, 0.0)
     for _ in range(TRIES):
         pipe = subprocess.Popen(["cat", stdin], stdout=subprocess.PIPE) if stdin is not None else None
         with running(*arguments, home=home, stdin=pipe.stdout.fileno() if pipe and pipe.stdout else None) as terminal:
             taken.append(terminal.until(shown))
+            spent.append(sum(psutil.Process(terminal.pid).cpu_times()[:2]))
             memory = terminal.memory()
         if pipe is not None:
             pipe.kill()
@@ -161,7 +162,8 @@ def opened(what: str, *arguments: str | Path, home: Path, shown: str, stdin: Pat
             assert pipe.stdout is not None
             pipe.stdout.close()
     print(
-        f"| {what} | {statistics.median(taken):.2f} s | {max(taken):.2f} s | {memory[0]:.0f} + {memory[1]:.0f} MB |",
+        f"| {what} | {statistics.median(taken):.2f} s | {max(taken):.2f} s | {statistics.median(spent):.2f} s "
+        f"| {memory[0]:.0f} + {memory[1]:.0f} MB |",
         flush=True,
     )
 
@@ -175,7 +177,7 @@ def scrolled(log: Path, home: Path) -> None:
         taken += [terminal.key(key, wanted) for _ in range(KEYS) for key, wanted in SCROLLS]
         memory = terminal.memory()
     print(f"| page down and back to the first line, {4 * KEYS} times while it is read | "
-          f"{1e3 * statistics.median(taken):.0f} ms | {1e3 * max(taken):.0f} ms | "
+          f"{1e3 * statistics.median(taken):.0f} ms | {1e3 * max(taken):.0f} ms | | "
           f"{memory[0]:.0f} + {memory[1]:.0f} MB after {SETTLED:.0f} s |")  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def finished(what: str, *arguments: str, home: Path) -> None:
         before = time.perf_counter()
         subprocess.run([*CONSOLE, *arguments], env=environment, check=True, capture_output=True, timeout=PATIENCE)
         taken.append(time.perf_counter() - before)
-    print(f"| {what} | {statistics.median(taken):.2f} s | {max(taken):.2f} s | |", flush=True)
+    print(f"| {what} | {statistics.median(taken):.2f} s | {max(taken):.2f} s | | |", flush=True)
 
 
 def main() -> None:
@@ -207,7 +209,8 @@ def main() -> None:
         load = os.getloadavg()[0]
         print(f"\n{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
               f"load average {load:.1f}; {TRIES} tries each\n")  # fmt: skip
-        print("| from the start of the program | median | worst | memory of console + importer |\n|---|---:|---:|---:|")
+        print("| from the start of the program | median | worst | CPU of it | memory of console + importer |")
+        print("|---|---:|---:|---:|---:|")
         finished("`--version`", "--version", home=home)
         finished("`connect` without a host", "connect", home=home)
         opened("`demo --replay`: the board drawn", "demo", "--replay", home=home, shown="HUNG|STARTING")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from array import array
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +15,8 @@ BYTES: Final = 8 << 20
 """Bytes looked through for line ends at once."""
 FIRST_BYTES: Final = 128 << 10
 """Of these the first time: enough for a screen."""
-GENTLE: Final = 5
-"""How far the thread that looks gives way to what shows."""
+HEAD_START: Final = 1.0
+"""Seconds that what shows these has for itself before the rest is looked through."""
 LONGEST: Final = 262_144
 """Bytes of a line that are read."""
 _FEED, _RETURN = 10, 13
@@ -87,7 +86,6 @@ class FileLines(Lines):
             os.close(self._file)
 
     def _scan(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)
         at, held, size = 0, False, FIRST_BYTES
         while not self._closing.is_set():
             data = os.pread(self._file, size, at)
@@ -97,7 +95,10 @@ class FileLines(Lines):
                 self._starts.append(at)
             held = data[-1] == _RETURN
             self._starts.frombytes(_ends(data, at))
-            at, size = at + len(data), BYTES
+            at += len(data)
+            if size == FIRST_BYTES:
+                size = BYTES
+                self._closing.wait(HEAD_START if len(data) == FIRST_BYTES else 0)
         if self._starts[-1] < at and not self._closing.is_set():
             self._starts.append(at)
 
