@@ -141,6 +141,17 @@ def test_a_sample_read_in_slices_is_told_as_its_shard_is(
     assert len(facts["heat"]["cells"]) == len(facts["heat"]["marks"]) == min(HEAT, lengths[place])
 
 
+def test_rows_are_held_against_the_one_before_across_slices(make_dump: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def equal(tensors: Tensors) -> None:
+        for name in ("aux_hidden_states", "last_hidden_state"):
+            tensors[name][3] = tensors[name][2]
+
+    path = make_dump().add(change=equal)
+    for chunk in (1, 1 << 20):
+        monkeypatch.setattr("kimi_agent.shards.inspect.rows.CHUNK", chunk)
+        assert list(map(read(path).mark, range(7))) == [" ", " ", " ", "!", " ", " ", " "]
+
+
 def spoil(tensors: Tensors) -> None:
     """In the second sample of the usual two (rows 7 to 10): one value not finite, one row zero."""
     tensors["last_hidden_state"][8, 2] = 0x7F81

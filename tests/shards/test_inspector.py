@@ -35,10 +35,11 @@ def children() -> list[psutil.Process]:
     return [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def began() -> None:
-    """Wait until there is a child."""
-    while not children():
+def began(count: int) -> list[psutil.Process]:
+    """So many processes below this one, once there are."""
+    while len(found := children()) < count:
         os.sched_yield()
+    return found
 
 
 def worker() -> psutil.Process:
@@ -143,16 +144,23 @@ async def test_an_idle_process_is_let_go(dump: Any, inspector: Inspector, monkey
     assert (await inspector.methods()["samples"](dump="d1"))["total"] == 6
 
 
-async def test_whoever_leaves_takes_the_command_with_him(make_dump: Maker) -> None:
-    stuck = make_dump("stuck")
-    os.mkfifo(stuck.directory / COMMITS)
-    task = asyncio.create_task(run_command("shards", "ls", str(stuck.directory), deadline=60))
-    await asyncio.to_thread(began)
-    process = worker()
+async def test_whoever_leaves_takes_the_command_and_its_children_with_him(dump: Any, tmp_path: Path) -> None:
+    model, python = tmp_path / "model", tmp_path / "python"
+    model.mkdir()
+    (model / "config.json").write_text('{"hidden_size": 16, "num_hidden_layers": 6}')
+    header = b'{"lm_head.weight":{"dtype":"BF16","shape":[0,16],"data_offsets":[0,0]}}'
+    (model / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")  # a model that is never done
+    python.chmod(0o755)
+    arguments = ("shards", "match", str(dump.directory), "--model", str(model), "--python", str(python))
+    task = asyncio.create_task(run_command(*arguments, deadline=60))
+    command, sleeper = await asyncio.to_thread(began, 2)
+    assert sleeper.parent() == command
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await gone(process)
+    await gone(command)
+    await gone(sleeper)
 
 
 async def test_a_forward_pass_ends_when_nobody_asks_for_it(
