@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,13 +89,15 @@ def test_a_killed_rank_is_a_zombie_until_reaped_and_then_stays_as_vanished(spawn
 def test_rates_are_unknown_at_first_and_then_measured(spawn: Spawn) -> None:
     spawn("sglang::scheduler_TP0", "-c", "while :; do :; done", executable="/bin/sh")
     sampler = ProcessSampler(os.getpid())
-    assert one(sampler, "TP0").cpu is None
-    before = sum(os.times()[:2])
-    while sum(os.times()[:2]) - before < 0.2:  # our own CPU time is the clock: the child gets its share meanwhile
-        pass
+    first = one(sampler, "TP0")
+    assert first.cpu is None
+    process = psutil.Process(first.pid)
+    before = process.cpu_times().user
+    while process.cpu_times().user - before < 0.1:  # however small its share of a crowded machine is
+        time.sleep(0.01)
     sample = one(sampler, "TP0")
     assert sample.cpu is not None
-    assert sample.cpu > 5
+    assert sample.cpu > 0
     assert sample.major_faults == 0
     assert sample.rss
 
