@@ -135,7 +135,7 @@ def parse_commit(line: bytes) -> Commit | None:
         commit = _commit.decode(line)
     except (msgspec.DecodeError, RecursionError):
         return None
-    plain = Path(commit.shard).name == commit.shard and "\0" not in commit.shard
+    plain = commit.shard not in ("", ".", "..") and "/" not in commit.shard and "\0" not in commit.shard
     sane = 0 <= commit.samples <= MOST_SAMPLES and commit.rows >= 0 and commit.bytes >= 0
     return commit if plain and sane else None
 

@@ -221,10 +221,12 @@ class DumpIndex:
         return True
 
     def _grow(self, lines: Sequence[Commit]) -> None:
+        named: list[str] = []
         for line in lines:
             self._by_name[line.shard] = len(self.commits)
             self.commits.append(Commit(line.shard, line.bytes, line.rows, line.samples, line.xxh3, line.time))
-            self.rids += _clean(line.rids) if len(line.rids) == line.samples else [""] * line.samples
+            named += line.rids if len(line.rids) == line.samples else [""] * line.samples
+        self.rids += _clean(named)
         count, shards = len(self.rids) - len(self.numbers), len(lines)
         self.starts = np.concatenate([[0], np.cumsum([commit.samples for commit in self.commits])]).astype(np.int64)
         self.numbers = np.concatenate([self.numbers, np.full((count, 4), -1, np.int64)])
