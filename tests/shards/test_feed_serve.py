@@ -64,7 +64,7 @@ async def test_a_feed_is_stopped_and_ends_with_the_agent(
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "hello"}\n')
     await feeds.start(str(data), "d1")
-    (process,) = psutil.Process().children()
+    (process,) = [one for one in psutil.Process().children() if str(data) in one.cmdline()]
     process.suspend()  # it cannot follow a signal, as one that waits for a disk cannot
     assert (await feeds.stop())["state"] == "stopping"
     assert os.getsid(process.pid) == process.pid

@@ -31,19 +31,22 @@ async def inspector(tmp_path: Path) -> AsyncIterator[Inspector]:
     await made.close()
 
 
-def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+def children(word: str) -> list[psutil.Process]:
+    """Processes below this one that have a word in their command line, and all below them."""
+    below = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    found = [one for one in below if any(word in part for part in one.cmdline())]
+    return [process for one in found for process in (one, *one.children(recursive=True))]
 
 
-def began(count: int) -> list[psutil.Process]:
-    """So many processes below this one, once there are."""
-    while len(found := children()) < count:
+def began(count: int, word: str) -> list[psutil.Process]:
+    """So many of them, once there are."""
+    while len(found := children(word)) < count:
         os.sched_yield()
     return found
 
 
-def worker() -> psutil.Process:
-    (found,) = children()
+def worker(word: str = "kimi_agent.shards.inspect.worker") -> psutil.Process:
+    (found,) = children(word)
     return found
 
 
@@ -154,7 +157,7 @@ async def test_whoever_leaves_takes_the_command_and_its_children_with_him(dump: 
     python.chmod(0o755)
     arguments = ("shards", "match", str(dump.directory), "--model", str(model), "--python", str(python))
     task = asyncio.create_task(run_command(*arguments, deadline=60))
-    command, sleeper = await asyncio.to_thread(began, 2)
+    command, sleeper = await asyncio.to_thread(began, 2, str(dump.directory))
     assert sleeper.parent() == command
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -173,7 +176,7 @@ async def test_a_forward_pass_ends_when_nobody_asks_for_it(
     where = {"dump": "stuck", "shard": FIRST, "place": 0}
     boundary = inspector.methods()["boundary"]
     running = await boundary(**where)
-    process = worker()
+    process = worker(str(stuck.directory))
     while running["running"] < 1.0:  # as long as it is asked for, it goes on
         running = await boundary(**where)
     assert process.is_running()
