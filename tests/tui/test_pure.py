@@ -4,16 +4,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rich.cells
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from kimi_agent.errors import UsageError
 from kimi_agent.model.reduce import fold
 from kimi_console.source.base import Link
 from kimi_console.tui import format as fmt
 from kimi_console.tui.board import SPECS
-from kimi_console.tui.cells import Column, crop, fit, left, right, spread, table, to_ascii, width, wrap
+from kimi_console.tui.cells import (
+    Column,
+    cell_len,
+    crop,
+    fit,
+    left,
+    right,
+    set_cell_size,
+    spread,
+    table,
+    to_ascii,
+    width,
+    wrap,
+)
 from kimi_console.tui.log_style import coloured, highlighted, parse_query
 from kimi_console.tui.panes import header, why
 from kimi_console.tui.panes.dump import DUMP
@@ -79,6 +92,12 @@ def test_the_share_is_not_100_percent_before_all_is_done() -> None:
 def test_the_median_leaves_out_idle_and_missing() -> None:
     assert fmt.median([None, 0.0, 1.0, 3.0]) == 2.0
     assert fmt.median([None, 0.0]) is None
+
+
+@given(WORDS | st.text(), st.integers(0, 40))
+def test_text_is_measured_and_cut_as_the_terminal_does(text: str, cells: int) -> None:
+    assert cell_len(text) == rich.cells.cell_len(text)
+    assert set_cell_size(text, cells) == rich.cells.set_cell_size(text, cells)
 
 
 @given(WORDS, st.integers(0, 40))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from rich.cells import cell_len, set_cell_size
+import rich.cells
 
 Role = Literal[
     "plain", "dim", "bright", "good", "move", "warn", "bad", "accent", "title", "rule", "stale", "match", "cursor",
@@ -24,6 +24,21 @@ _ASCII: Final = str.maketrans(
         "—": "-", "‘": "'", "↑": "^", "↓": "v",
     }
 )  # fmt: skip
+
+
+def _plain(text: str) -> bool:
+    """Whether every character takes one cell, as nearly all text does."""
+    return text.isascii() and text.isprintable()
+
+
+def cell_len(text: str) -> int:
+    """Cells that a text takes."""
+    return len(text) if _plain(text) else rich.cells.cell_len(text)
+
+
+def set_cell_size(text: str, cells: int) -> str:
+    """Text cut or filled with blanks to a number of cells."""
+    return text[: max(0, cells)].ljust(cells) if _plain(text) else rich.cells.set_cell_size(text, cells)
 
 
 def to_ascii(text: str) -> str:
