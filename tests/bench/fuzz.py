@@ -1,6 +1,6 @@
 """Fuzzing what reads untrusted bytes: the wire, the log's reader, recordings. 100,000 cases a target.
 
-    python tests/bench/fuzz.py [CASES]
+    python tests/bench/fuzz.py [CASES] [TARGET ...]
 
 Each target may only return, or raise the error that a person is told. Ends with one line of JSON; exit 1 on a finding,
 which is printed with the smallest example.
@@ -27,7 +27,11 @@ def main() -> int:
         max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
     )  # fmt: skip
-    for name, target in TARGETS.items():
+    unknown = set(sys.argv[2:]) - set(TARGETS)
+    if unknown:
+        sys.exit(f"no target is called {', '.join(sorted(unknown))}: there are {', '.join(TARGETS)}")
+    for name in sys.argv[2:] or TARGETS:
+        target = TARGETS[name]
         begun = time.monotonic()
         try:
             chosen(target)()
