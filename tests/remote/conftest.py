@@ -96,9 +96,11 @@ class Sshd:
         self.cut_connections()
         self.process.terminate()
         self.process.wait(10)
+        deadline = time.monotonic() + 10
         with suppress(OSError):  # a child that was just forked may still have the port: what it takes is reset
             while True:
                 socket.create_connection((self.address, self.port), 1).close()
+                assert time.monotonic() < deadline, f"somebody still listens at {self.address}:{self.port}"
                 time.sleep(0.02)
 
     def trust(self, key: Path | None = None) -> None:

@@ -13,14 +13,14 @@ RATE = 5000
 
 @pytest.fixture
 def network() -> Iterator[FarNetwork]:
-    """A network of its own for the server."""
+    """A network of its own for the server; a test asks for it before the server, which ends before it."""
     if os.geteuid() != 0:
         pytest.fail("This test makes a network namespace: run it as root, in a container.", pytrace=False)
     with far_network() as network:
         yield network
 
 
-async def test_ten_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwork) -> None:
+async def test_ten_cuts_lose_and_double_nothing(network: FarNetwork, sshd: Sshd) -> None:
     sshd.move(network.name, network.address)
     kinds = ["killed"] * 3 + ["dropped", "killed", "restarted", "killed", "dropped", "restarted", "killed"]
     weather = await storm(sshd, network, kinds, RATE)
@@ -31,7 +31,7 @@ async def test_ten_cuts_lose_and_double_nothing(sshd: Sshd, network: FarNetwork)
 
 
 @pytest.mark.long
-async def test_sixty_cuts_cost_the_agent_no_memory(sshd: Sshd, network: FarNetwork) -> None:
+async def test_sixty_cuts_cost_the_agent_no_memory(network: FarNetwork, sshd: Sshd) -> None:
     sshd.move(network.name, network.address)
     weather = await storm(sshd, network, (["killed"] * 8 + ["restarted", "dropped"]) * 6, RATE)
     ledger = weather.ledger
@@ -41,7 +41,7 @@ async def test_sixty_cuts_cost_the_agent_no_memory(sshd: Sshd, network: FarNetwo
     assert settled[-1] - settled[0] < 8
 
 
-async def test_an_agent_killed_three_times_under_load_goes_on_where_it_was(sshd: Sshd, network: FarNetwork) -> None:
+async def test_an_agent_killed_three_times_under_load_goes_on_where_it_was(network: FarNetwork, sshd: Sshd) -> None:
     sshd.move(network.name, network.address)
     weather = await storm(sshd, network, ["agent"] * 3, RATE)
     ledger = weather.ledger
