@@ -1,6 +1,5 @@
 """A newcomer's session in a real terminal: watch the start, dump with one key, read a captured sample's tokens."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def read_tokens(console: Terminal) -> None:
     """Dumps, shards, samples, tokens: each one Enter away, and the text is what was sent."""
     console.press("i")
     console.until(r"Shards\s+dumps")
-    console.until(r"\d{8}-\d{6}")
+    console.until(r"\d{8}-\d{6}-\S+\s+\d+\s+\d+\s+\d+\s+\d")
     console.press("Enter")
     console.until(r"shard-TP0-000000")
     console.press("Enter")
@@ -67,10 +66,10 @@ def read_tokens(console: Terminal) -> None:
 
 
 def shows_a_prompt(screen: str) -> bool:
-    """Whether the listed tokens, joined, begin with the text of a prompt that the demo sends."""
-    rows = re.findall(r"^\W*(\d+)\s+(?:\d+\s+)?(\S+)", screen, re.MULTILINE)
-    text = "".join(token for _, token in rows[:8])
-    return any(text and prompt.replace(" ", "").startswith(text) for prompt in SEVERAL)
+    """Whether the row of tokens that the cursor is in is how a prompt begins that the demo sends."""
+    row = next((line for line in screen.splitlines() if line.startswith("▸")), "")
+    text = row.removeprefix("▸").partition("│")[0].partition("…")[0].replace("·", "").replace(" ", "")
+    return len(text) > 3 and any(prompt.replace(" ", "").startswith(text) for prompt in SEVERAL)
 
 
 def test_a_missing_engine_is_offered_and_no_is_an_answer(

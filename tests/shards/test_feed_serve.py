@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -63,11 +65,20 @@ async def test_a_feed_is_stopped_and_ends_with_the_agent(
     monkeypatch.setattr(serve, "PATIENCE", 0.5)
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "hello"}\n')
+    path = Home(tmp_path / "home").socket
+    path.parent.mkdir(parents=True, mode=0o700)
+    silent = socket.socket(socket.AF_UNIX)  # an agent that does not answer: the feed waits for it
+    silent.bind(str(path))
+    silent.listen()
     await feeds.start(str(data), "d1")
-    (process,) = [one for one in psutil.Process().children() if str(data) in one.cmdline()]
+    (process,) = [
+        one for one in psutil.Process().children() if str(data) in (one.as_dict(["cmdline"])["cmdline"] or ())
+    ]
     process.suspend()  # it cannot follow a signal, as one that waits for a disk cannot
     assert (await feeds.stop())["state"] == "stopping"
     assert os.getsid(process.pid) == process.pid
     await feeds.close()
     await asyncio.to_thread(process.wait)
     assert (await feeds.status())["state"] == "done"
+    silent.close()
+    shutil.rmtree(path.parent)

@@ -34,7 +34,7 @@ async def inspector(tmp_path: Path) -> AsyncIterator[Inspector]:
 def children(word: str) -> list[psutil.Process]:
     """Processes below this one that have a word in their command line, and all below them."""
     below = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    found = [one for one in below if any(word in part for part in one.cmdline())]
+    found = [one for one in below if any(word in part for part in one.as_dict(["cmdline"])["cmdline"] or ())]
     return [process for one in found for process in (one, *one.children(recursive=True))]
 
 
