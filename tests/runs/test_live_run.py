@@ -63,7 +63,7 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     run_id = client.request("launch", profile=demo_profile(engine, port))["run"]
     with pytest.raises(KimiError, match=f"run {run_id} is alive"):
         client.request("launch", profile=demo_profile(engine, port))
-    run = wait_for(client, "ready", lambda run: run["status"] in ("READY", "FAILED"), 240)
+    run = wait_for(client, "ready", lambda run: run["status"] in ("READY", "FAILED"), 400)
     assert run["status"] == "READY"
     assert {rank["phase"] for rank in run["ranks"].values()} == {"ready"}
     assert len(list(home.baselines.iterdir())) == 1, "a good start is what the next one is held against"

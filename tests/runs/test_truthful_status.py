@@ -34,7 +34,7 @@ def test_ready_goes_when_the_scheduler_stops_and_what_was_stays_readable(engine:
     profile = demo_profile(engine, free_port())
     profile["limits"]["canary"] = 3.0
     client.request("launch", profile=profile)
-    wait_for(client, "ready", lambda run: run["status"] == "READY", 240)
+    wait_for(client, "ready", lambda run: run["status"] == "READY", 400)
     client.request("dump_start", name="quiet")
     started = state_of(home).run
     assert started is not None
