@@ -2,17 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TextIO
-
-import orjson
 
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards import tables
 from kimi_agent.shards.dumps import find_dumps, is_dump, open_dump
 from kimi_agent.shards.export.cli import add_export_parser, run
 from kimi_agent.shards.inspect import cli as inspect
+from kimi_agent.shards.output import put
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.show import SAMPLES, TOKENS, list_dumps, list_shards, show_shard
 from kimi_agent.shards.stats import dump_statistics
@@ -88,28 +86,20 @@ def _command(
     return parser
 
 
-def _print(args: argparse.Namespace, value: object, lines: Sequence[str]) -> None:
-    if args.json:
-        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
-
-
 def _ls(args: argparse.Namespace) -> int:
     if is_dump(args.directory):
         listing = list_shards(args.directory, args.limit)
-        _print(args, listing, tables.shard_table(listing))
+        put(args, listing, tables.shard_table(listing))
         return int(Exit.FAILED if listing["problems"] else Exit.OK)
     dumps = list_dumps(args.directory)
-    _print(args, dumps, tables.dump_table(args.directory, dumps))
+    put(args, dumps, tables.dump_table(args.directory, dumps))
     return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
 
 
 def _show(args: argparse.Namespace) -> int:
     if args.rid is not None:
         facts, lines = inspect.show_sample(args.directory, args.rid)
-        _print(args, facts, lines)
+        put(args, facts, lines)
         return int(Exit.OK)
     directory, name = args.directory, args.shard
     if directory.is_file():
@@ -125,7 +115,7 @@ def _show(args: argparse.Namespace) -> int:
         samples=samples if args.samples is None else args.samples,
         tokens=tokens if args.tokens is None else args.tokens,
     )  # fmt: skip
-    _print(args, shown, tables.shard_lines(shown))
+    put(args, shown, tables.shard_lines(shown))
     return int(Exit.OK)
 
 
@@ -135,7 +125,7 @@ def _verify(args: argparse.Namespace) -> int:
     ok = all(result.ok for result in results)
     verified = [result.as_json() for result in results]
     lines = [line for dump in verified for line in tables.verify_lines(dump)]
-    _print(args, {"ok": ok, "dumps": verified}, lines)
+    put(args, {"ok": ok, "dumps": verified}, lines)
     return int(Exit.OK if ok else Exit.FAILED)
 
 
@@ -144,13 +134,13 @@ def _repair(args: argparse.Namespace) -> int:
     ok = all(result.ok for result in results)
     repaired = [result.as_json() for result in results]
     lines = [line for dump in repaired for line in tables.repair_lines(dump)]
-    _print(args, {"ok": ok, "dumps": repaired}, lines)
+    put(args, {"ok": ok, "dumps": repaired}, lines)
     return int(Exit.OK if ok else Exit.FAILED)
 
 
 def _stats(args: argparse.Namespace) -> int:
     dumps = [dump_statistics(directory) for directory in _dumps(args.directory)]
-    _print(args, {"dumps": dumps}, [line for dump in dumps for line in tables.statistics_lines(dump)])
+    put(args, {"dumps": dumps}, [line for dump in dumps for line in tables.statistics_lines(dump)])
     return int(Exit.FAILED if any(dump["problems"] for dump in dumps) else Exit.OK)
 
 

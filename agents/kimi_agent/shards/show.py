@@ -10,7 +10,7 @@ import orjson
 
 from kimi_agent.errors import KimiError, UsageError
 from kimi_agent.shards.dumps import Dump, find_dumps, open_dump, validated
-from kimi_agent.shards.inspect.rows import SampleRows
+from kimi_agent.shards.inspect.rows import SampleRows, sample_facts
 from kimi_agent.shards.stats import quick_statistics
 from kimi_agent.shards.tokens import Vocabulary, load_vocabulary
 from kimi_agent.text import clean
@@ -189,12 +189,7 @@ def _samples(shard: Shard, spans: list[_Span], words: Vocabulary) -> list[dict[s
 def _head(shard: Shard, rows: SampleRows, span: _Span, words: Vocabulary) -> dict[str, Any]:
     sample = span.sample
     return {
-        "rid": clean(sample.rid, 200),
-        "prompt_tokens": sample.prompt_tokens,
-        "output_tokens": sample.output_tokens,
-        "rows": sample.rows,
-        "finish_reason": clean(sample.finish_reason, 200),
-        "missing": {clean(reason, 200): rows for reason, rows in sample.missing.items()},
+        **sample_facts(sample),
         "bad": rows.bad,
         "text": words.text(shard.token_ids[span.begin : span.end].tolist()),
         "first_token": span.begin - span.offset,

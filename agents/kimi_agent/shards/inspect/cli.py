@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards.dumps import Dump
 from kimi_agent.shards.inspect.boundary import best_boundaries
 from kimi_agent.shards.inspect.compare import PAIRS, DumpPair, compare_samples
 from kimi_agent.shards.inspect.listing import Listing
 from kimi_agent.shards.inspect.rows import SampleRows
+from kimi_agent.shards.output import put
 from kimi_agent.shards.tables import table
 from kimi_agent.text import clean
 
@@ -51,15 +50,15 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.rid is not None:
         pair = [_rows(side, rid) for side, rid in ((one, args.rid), (other, args.other_rid or args.rid))]
         found = compare_samples(pair[0], pair[1])
-        _put(args, found, pair_lines(found))
+        put(args, found, pair_lines(found))
         return int(Exit.OK if found["same"] else Exit.FAILED)
     dumps, told = DumpPair(one, other, most=max(1, args.pairs)), 0
     while dumps.step():
         for result in dumps.results[told:]:
-            _put(args, {"pair": result}, [_pair_line(result)])
+            put(args, {"pair": result}, [_pair_line(result)])
         told = len(dumps.results)
     found = dumps.as_json()
-    _put(args, {"summary": found}, dump_lines(found))
+    put(args, {"summary": found}, dump_lines(found))
     return int(Exit.OK if found["same"] else Exit.FAILED)
 
 
@@ -75,7 +74,7 @@ def run_match(args: argparse.Namespace) -> int:
     if not 0 <= place < len(opened.meta.samples):
         raise UsageError(f"there is no sample {place} in {clean(shard)}", "Give --rid, or a smaller --place.")
     found = best_boundaries(Dump(listing.directory, listing.manifest, ()), opened, place, args.model, args.python)
-    _put(args, found, match_lines(found))
+    put(args, found, match_lines(found))
     right = found["columns"] and all(column["right"] and column["fits"] for column in found["columns"])
     return int(Exit.OK if right else Exit.FAILED)
 
@@ -202,11 +201,3 @@ def _find(listing: Listing, rid: str | None) -> tuple[str, int]:
 def _rows(listing: Listing, rid: str) -> SampleRows:
     shard, place = _find(listing, rid)
     return SampleRows(listing.open(shard), place)
-
-
-def _put(args: argparse.Namespace, value: object, lines: list[str]) -> None:
-    if args.json:
-        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()

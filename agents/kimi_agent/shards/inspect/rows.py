@@ -12,7 +12,7 @@ from kimi_agent.shards.content import columns
 from kimi_agent.shards.inspect import suspects
 from kimi_agent.shards.tokens import Vocabulary
 from kimi_agent.text import clean
-from kimi_capture.format import Array, Shard, to_float32
+from kimi_capture.format import Array, Sample, Shard, to_float32
 from kimi_capture.statistics import NON_FINITE, SQUARES, shard_moments, shard_statistics
 
 CHUNK: Final = 8 << 20
@@ -25,6 +25,18 @@ VALUE_ROWS: Final = 64
 TOKENS: Final = 2000
 """Tokens of one answer."""
 Float = npt.NDArray[np.float64]
+
+
+def sample_facts(sample: Sample) -> dict[str, Any]:
+    """What a shard says of one of its requests; strings are made harmless."""
+    return {
+        "rid": clean(sample.rid, 200),
+        "prompt_tokens": sample.prompt_tokens,
+        "output_tokens": sample.output_tokens,
+        "rows": sample.rows,
+        "finish_reason": clean(sample.finish_reason, 200),
+        "missing": {clean(reason, 200): rows for reason, rows in sample.missing.items()},
+    }
 
 
 class SampleRows:
@@ -104,12 +116,7 @@ class SampleRows:
                 self.moments[: self.done], self.names, lambda row, place: self.states(place)[row]
             )
         return {
-            "rid": clean(sample.rid, 200),
-            "prompt_tokens": sample.prompt_tokens,
-            "output_tokens": sample.output_tokens,
-            "rows": sample.rows,
-            "finish_reason": clean(sample.finish_reason, 200),
-            "missing": {clean(reason, 200): rows for reason, rows in sample.missing.items()},
+            **sample_facts(sample),
             "read": self.done,
             "layer": self.names[column],
             "layers": {
