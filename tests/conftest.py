@@ -1,11 +1,17 @@
 """Fixtures that every room may use."""
 
 import signal
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kimi_agent.errors import KimiError
+from kimi_agent.paths import Home
+from kimi_agent.wire.client import Client
 from kimi_console.demo.engine import Engine
 
 CHECKOUT = Path(__file__).parent.parent
@@ -31,3 +37,20 @@ def engine() -> Engine:
     if not found.complete:
         pytest.fail("There is no engine at .engine: run `make engine`.", pytrace=False)
     return found
+
+
+@pytest.fixture(scope="session")
+def end_agent() -> Callable[[Home], None]:
+    """`stop_agent`, for rooms that cannot import this file."""
+    return stop_agent
+
+
+def stop_agent(home: Home) -> None:
+    """End what runs in a home, server and agent, and wait until both are gone; a home where nothing runs is left."""
+    with suppress(OSError), closing(Client(home.socket)) as client:
+        with suppress(KimiError):  # no server, or one that has just ended
+            client.request("stop")
+        with suppress(psutil.NoSuchProcess):
+            agent = psutil.Process(client.hello["pid"])
+            client.request("shutdown")
+            agent.wait(30)

@@ -25,6 +25,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from conftest import stop_agent
 from kimi_agent.daemon import connect
 from kimi_agent.wire.client import Client
 from remote.conftest import Sshd, running_sshd
@@ -44,6 +45,7 @@ def far_host(directory: Path) -> Iterator[tuple[Sshd, FarNetwork]]:
     with far_network() as network, running_sshd(directory) as sshd:
         sshd.move(network.name, network.address)
         yield sshd, network
+    stop_agent(sshd.agent)
 
 
 def told(weather: Storm) -> dict[str, object]:

@@ -12,7 +12,6 @@ import pytest
 
 from kimi_agent.errors import Exit
 from kimi_agent.paths import Home
-from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 from kimi_console.cli import main
 from kimi_console.demo.engine import Engine
@@ -184,7 +183,7 @@ def test_paths_version_completion_and_the_hosts_of_the_ssh_config(environment: d
 
 @pytest.mark.engine
 def test_local_follows_the_agent_of_this_machine_and_records_it(
-    environment: dict[str, str], engine: Engine, tmp_path: Path
+    environment: dict[str, str], engine: Engine, tmp_path: Path, end_agent: Callable[[Home], None]
 ) -> None:
     home, recording = tmp_path / "agent", tmp_path / "r.kimirec"
     arguments = ["local", "--python", str(engine.python), "--home", str(home), "--json", "--record", str(recording)]
@@ -198,7 +197,7 @@ def test_local_follows_the_agent_of_this_machine_and_records_it(
     assert process.returncode == Exit.INTERRUPTED
     assert [decode_event(line.encode()).seq for line in lines] == [1, 2]
     assert [event.seq for event in open_events(recording)][:2] == [1, 2]
-    _shut_down(home)
+    end_agent(Home(home))
 
 
 @pytest.mark.engine
@@ -210,9 +209,3 @@ def test_an_agent_that_cannot_start_says_why_in_one_line(
     assert (done.returncode, done.stdout) == (Exit.UNAVAILABLE, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"kimi-console: cannot make {tmp_path / 'file'}")
-
-
-def _shut_down(home: Path) -> None:
-    client = Client(Home(home).socket)
-    client.request("shutdown")
-    client.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kimi_agent.paths import Home
 from kimi_console.demo.engine import Engine, wanted_engine
 
 PERIOD = 0.2
@@ -103,13 +104,14 @@ def built(engine: Engine) -> Engine:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the console and its agent keep everything below `tmp_path`."""
-    return {
+def state(tmp_path: Path, end_agent: Callable[[Home], None]) -> Iterator[dict[str, str]]:
+    """An environment in which the console and its agent keep everything below `tmp_path`; a demo left there ends."""
+    yield {
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "TERM": "screen-256color",
     }
+    end_agent(Home(tmp_path / "state" / "kimi-console" / "demo"))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from kimi_agent.daemon import connect
-from kimi_agent.errors import KimiError
 from kimi_agent.paths import Home
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
@@ -21,23 +20,11 @@ START = 300.0
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path: Path, end_agent: Callable[[Home], None]) -> Iterator[Home]:
     """An agent's home; agent and server end with the test."""
     home = Home(tmp_path / "home")
     yield home
-    try:
-        client = connect(home, start=False)
-    except KimiError:
-        return
-    try:
-        if (client.request("status")["run"] or {}).get("alive"):
-            client.request("stop")
-        client.request("shutdown")
-        psutil.wait_procs([psutil.Process(client.hello["pid"])], timeout=30)
-    except psutil.NoSuchProcess:
-        return
-    finally:
-        client.close()
+    end_agent(home)
 
 
 @pytest.mark.engine

@@ -2,19 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from kimi_agent.errors import KimiError
 from kimi_agent.model.events import Event, RunExited, StatusChanged
 from kimi_agent.model.reduce import fold, resume
 from kimi_agent.model.state import State
 from kimi_agent.paths import Home
 from kimi_agent.record.reader import Recording
-from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
@@ -43,15 +41,6 @@ async def watch(source: Recorder, live: LiveSource, profile: dict[str, object]) 
     return seen
 
 
-def end(home: Home) -> None:
-    """Stop the server and the agent, where the watch has not."""
-    with suppress(OSError, KimiError), closing(Client(home.socket)) as client:
-        if client.request("status")["run"]:
-            with suppress(KimiError):
-                client.request("stop")
-        client.request("shutdown")
-
-
 def same_states(recording: Recording, events: Sequence[Event]) -> None:
     """Every event of the recording, and the state after each, are those given."""
     assert [event for batch in recording.batches() for event in batch] == list(events)
@@ -61,7 +50,9 @@ def same_states(recording: Recording, events: Sequence[Event]) -> None:
         assert recording.state(place + 1) == state
 
 
-async def test_a_recorded_run_replays_event_by_event(engine: Engine, tmp_path: Path) -> None:
+async def test_a_recorded_run_replays_event_by_event(
+    engine: Engine, tmp_path: Path, end_agent: Callable[[Home], None]
+) -> None:
     home = Home(tmp_path / "home")
     live = LiveSource("here", local_dial(str(engine.python), home.root))
     await live.start()
@@ -71,7 +62,7 @@ async def test_a_recorded_run_replays_event_by_event(engine: Engine, tmp_path: P
             events = await watch(recorder, live, demo_profile(engine, free_port()))
     finally:
         await recorder.close()
-        end(home)
+        end_agent(home)
 
     recording = Recording(tmp_path / "console.kimirec")
     same_states(recording, events)

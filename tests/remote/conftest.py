@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from kimi_agent.paths import Home
-from kimi_agent.wire.client import Client
 from kimi_console.demo.profile import free_port
 from kimi_console.remote.ssh import Deadlines, open_ssh
 from kimi_console.source.questions import Questions
@@ -72,6 +71,11 @@ class Sshd:
     address: str = "127.0.0.1"
     network: str | None = None
     """Name of the network namespace that the server is in; its own machine's when not given."""
+
+    @property
+    def agent(self) -> Home:
+        """The home of the agent that a console starts on the "far" host."""
+        return Home(self.home / ".local" / "state" / "kimi-agent")
 
     def restart(self, *lines: str, accounts: Path | None = None) -> None:
         """End the server and start it again with settings that come before those it has.
@@ -133,13 +137,14 @@ class Sshd:
 
 
 @pytest.fixture
-def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
+def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_agent: Callable[[Home], None]) -> Iterator[Sshd]:
     """A running server whose sessions live in a home directory of the test; it ends with the test."""
     monkeypatch.setenv("HOME", str(tmp_path / "near"))
     for name in ("SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "KIMI_AGENT_HOME"):
         monkeypatch.delenv(name, raising=False)
     with running_sshd(tmp_path) as server:
         yield server
+    end_agent(server.agent)
 
 
 @contextmanager
@@ -167,7 +172,6 @@ def running_sshd(place: Path) -> Iterator[Sshd]:
         yield server
     finally:
         server.stop()
-        _stop_agent(home)
 
 
 def _start(
@@ -198,17 +202,6 @@ def _start(
     process.kill()
     process.wait()
     pytest.fail(f"sshd did not start: {log.read_text()}", pytrace=False)
-
-
-def _stop_agent(home: Path) -> None:
-    """End the agent that a test left running in the far home."""
-    with suppress(OSError):
-        client = Client(Home(home / ".local" / "state" / "kimi-agent").socket)
-        pid = int(client.hello["pid"])
-        client.request("shutdown")
-        client.close()
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(10)
 
 
 @pytest.fixture

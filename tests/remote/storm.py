@@ -148,7 +148,7 @@ class Storm:
         self.sshd = sshd
         self.network = network
         self.rng = rng
-        self.home = Home(sshd.home / ".local" / "state" / "kimi-agent")
+        self.home = sshd.agent
         self.ledger = Ledger()
         self.cuts: Counter[str] = Counter()
         self.memory: list[float] = []

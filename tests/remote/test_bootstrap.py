@@ -150,7 +150,7 @@ async def test_the_console_attaches_to_a_host_that_has_never_seen_it(sshd: Sshd,
             await client.request("stop")
         await client.close()
         await reading
-    assert (sshd.home / ".local" / "state" / "kimi-agent" / "journal").is_dir()
+    assert sshd.agent.journal.is_dir()
 
 
 @pytest.mark.engine

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from kimi_agent.errors import Exit
-from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
 
 from .conftest import Sshd, fingerprint, keygen
@@ -200,7 +199,7 @@ def found_python(sshd: Sshd) -> str:
         check=False, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (Exit.OK, "")
-    client = Client(Home(sshd.home / ".local" / "state" / "kimi-agent").socket)
+    client = Client(sshd.agent.socket)
     agent = psutil.Process(client.hello["pid"]).cmdline()
     client.close()
     return str(agent[0])

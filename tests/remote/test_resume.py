@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.model.events import AgentStarted, Event, HostSampled
-from kimi_agent.paths import Home
 from kimi_console.remote.bootstrap import Attachment
 from kimi_console.remote.dial import attach
 from kimi_console.remote.ssh import open_ssh
@@ -41,7 +40,7 @@ async def test_killed_connections_lose_and_double_nothing(sshd: Sshd) -> None:
     await source.close()
     assert isinstance(got[0].body, AgentStarted)
     assert [event.seq for event in got] == list(range(1, len(got) + 1))
-    journal = Home(sshd.home / ".local" / "state" / "kimi-agent").journal
+    journal = sshd.agent.journal
     assert got == list(open_events(journal))[: len(got)]
 
 

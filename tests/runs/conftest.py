@@ -6,23 +6,15 @@ from pathlib import Path
 import pytest
 
 from kimi_agent.daemon import connect
-from kimi_agent.errors import KimiError
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path: Path, end_agent: Callable[[Home], None]) -> Iterator[Home]:
     home = Home(tmp_path / "home")
     yield home
-    try:
-        client = connect(home, start=False)
-    except KimiError:
-        return
-    if (client.request("status")["run"] or {}).get("alive"):
-        client.request("stop")
-    client.request("shutdown")
-    client.close()
+    end_agent(home)
 
 
 @pytest.fixture
