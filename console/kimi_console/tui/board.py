@@ -74,6 +74,8 @@ class Board(Screen[None]):
         self._panes = {spec.id: Pane(spec, ascii=ascii) for spec in SPECS}
         self.log_pane = LogPane(session.log, ascii=ascii)
         self._bars = {name: Bar(ascii=ascii, id=name) for name in ("header", "verdict", "dumpline", "footer", "small")}
+        for _, part in self._parts():
+            part.display = False  # none has a place yet, and a screen that nobody sees takes as long to draw
         self.replay = ReplayKeys(self, session.player, self.log_pane.view) if session.player is not None else None
         self.log_pane.view.keys_given_up = self.replay is not None
         session.on_change(self._changed)
@@ -97,6 +99,8 @@ class Board(Screen[None]):
         state = self.session.state
         if state.time is not None and self.session.link.state == "live":
             self.clock.observe(state.time)
+        if self.session.version == 1:
+            self.call_later(self.draw)
 
     def view(self) -> View:
         """The session now."""

@@ -27,8 +27,8 @@ _ASCII: Final = str.maketrans(
 
 
 def _plain(text: str) -> bool:
-    """Whether every character takes one cell, as nearly all text does."""
-    return text.isascii() and text.isprintable()
+    """Whether every character takes one cell, as nearly all text does: ASCII and the signs that the console draws."""
+    return (text.isascii() or text.translate(_ASCII).isascii()) and text.isprintable()
 
 
 def cell_len(text: str) -> int:

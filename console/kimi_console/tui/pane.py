@@ -53,8 +53,9 @@ class Pane(Widget, can_focus=True):
 
     def show(self, view: View) -> None:
         """Draw the view, if it differs from what is drawn in what this pane shows."""
-        shape = (self.size.width - self.edge, self.size.height - 1)
-        if min(shape) <= 0:
+        # A pane of one row shows its title, which comes with the lines.
+        shape = (self.size.width - self.edge, max(1, self.size.height - 1))
+        if shape[0] <= 0 or not self.size.height:
             return
         after = self.spec.depends(view)
         if shape == self._shape and unchanged(self._slice, after):

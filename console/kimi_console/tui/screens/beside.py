@@ -4,26 +4,21 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from kimi_agent.errors import KimiError
 from kimi_console.source.base import Control
 from kimi_console.tui import format as fmt
-from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Column, Line, Role, Span, hanging, paragraphs, table
-from kimi_console.tui.pane import rule
-from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.launch_form import error_lines
+from kimi_console.tui.screens.overlay import Overlay
 
 AGAIN = 0.5
 """Seconds after which an answer that is not whole is asked for again; leaving the screen ends the work for it."""
 Answer = dict[str, Any]
 
 
-class Report(ModalScreen[None]):
+class Report(Overlay[None]):
     """Asks one question until its answer is whole, and draws what there is of it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,left", "close", show=False)]
@@ -32,31 +27,18 @@ class Report(ModalScreen[None]):
         self, title: str, control: Control, method: str, params: Answer, draw: Callable[[Answer, int], list[Line]], *,
         ascii: bool = False,  # noqa: A002 - the option's name
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(ascii=ascii)
         self._title, self._control, self._method, self._params, self._lines = title, control, method, params, draw
         self._answer: Answer | None = None
         self._error: KimiError | None = None
         self._asking = False
-        self._rule = Bar(ascii=ascii)
-        self._rows = Rows(ascii=ascii)
-        self._foot = Bar([(" Esc back", "dim")], ascii=ascii)
-
-    def compose(self) -> ComposeResult:
-        """Rule, lines, hint."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            yield self._rows
-            yield self._foot
 
     def on_mount(self) -> None:
         """Ask, and ask again."""
         self._rows.focus()
+        self.hint("Esc back")
         self.set_interval(AGAIN, self._again)
         self._ask()
-
-    def on_resize(self) -> None:
-        """Other width, other lines."""
-        self.call_after_refresh(self._draw)
 
     def _again(self) -> None:
         if not self._asking and self._error is None and (self._answer is None or unfinished(self._answer)):
@@ -70,20 +52,17 @@ class Report(ModalScreen[None]):
         except KimiError as error:
             self._error = error
         self._asking = False
-        self._draw()
+        self.draw()
 
-    def _draw(self) -> None:
-        self._rule.show(rule([(self._title, "title")], max(1, self._rule.size.width), {}))
+    def draw(self) -> None:
+        """What there is of the answer."""
+        self.entitle(self._title)
         self._rows.flow(self._content)
 
     def _content(self, cells: int) -> list[Line]:
         if self._error is not None:
             return error_lines(self._error, cells)
         return paragraphs("reading…", "dim", cells) if self._answer is None else self._lines(self._answer, cells)
-
-    def action_close(self) -> None:
-        """Back; what is not whole is not asked for any more."""
-        self.dismiss(None)
 
 
 def unfinished(answer: Answer) -> bool:

@@ -3,21 +3,16 @@
 from typing import ClassVar
 
 from textual import work
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from kimi_agent.errors import KimiError
 from kimi_agent.model.bisect import BAD, Attempt, BisectChanged
 from kimi_agent.model.state import State
 from kimi_console.source.session import Session
 from kimi_console.tui import format as fmt
-from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, Role, hanging, left, paragraphs, right
-from kimi_console.tui.pane import rule
 from kimi_console.tui.panes.why import startable
-from kimi_console.tui.rows import Rows
+from kimi_console.tui.screens.overlay import Overlay
 
 REFRESH = 0.5
 GLYPHS: dict[str, tuple[str, Role]] = {
@@ -26,7 +21,7 @@ GLYPHS: dict[str, tuple[str, Role]] = {
 }  # fmt: skip
 
 
-class BisectScreen(ModalScreen[None]):
+class BisectScreen(Overlay[None]):
     """Follows the state's table; starts, stops and goes on with a bisection."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -36,45 +31,35 @@ class BisectScreen(ModalScreen[None]):
     ]
 
     def __init__(self, session: Session, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
-        super().__init__()
+        super().__init__(ascii=ascii)
         self._session = session
-        self._drawn: object = None
+        self.drawn: object = None
         self._error = ""
-        self._rule = Bar(ascii=ascii)
-        self._rows = Rows(ascii=ascii)
-        self._foot = Bar(ascii=ascii)
-
-    def compose(self) -> ComposeResult:
-        """Rule, table, hint."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            yield self._rows
-            yield self._foot
 
     def on_mount(self) -> None:
         """Follow the state."""
         self._rows.focus()
-        self.set_interval(REFRESH, self._draw)
-        self.call_after_refresh(self._draw)
+        self.set_interval(REFRESH, self.draw)
 
     def on_resize(self) -> None:
         """Other width, other lines."""
-        self._drawn = None
-        self.call_after_refresh(self._draw)
+        self.drawn = None
+        self.call_after_refresh(self.draw)
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """The table, if it has changed."""
         state = self._session.state
         drawn = (state.bisect, state.run and state.run.status, self._error)
-        if drawn == self._drawn:
+        if drawn == self.drawn:
             return
-        self._drawn = drawn
+        self.drawn = drawn
         table = state.bisect
         title = f"  {table.name}  {table.state}" if table is not None else ""
-        self._rule.show(rule([("Bisect", "title"), (title, "dim")], max(1, self._rule.size.width), {}))
+        self.entitle("Bisect", title)
         self._rows.flow(lambda cells: bisect_lines(self._session.state, cells, self._error))
-        self._foot.show([(f" {self._hint()}", "dim")])
+        self.hint(self._keys())
 
-    def _hint(self) -> str:
+    def _keys(self) -> str:
         state = self._session.state
         if state.bisect is not None and state.bisect.active:
             return "s stop  Esc back, it goes on"
@@ -93,7 +78,7 @@ class BisectScreen(ModalScreen[None]):
             await control.request(method, **params)
         except KimiError as error:
             self._error = str(error)
-        self._draw()
+        self.draw()
 
     def action_start(self) -> None:
         """Start one, or go on with the one that was broken off."""
@@ -105,10 +90,6 @@ class BisectScreen(ModalScreen[None]):
         """Break it off."""
         if self._session.state.bisect is not None and self._session.state.bisect.active:
             self._request("bisect_stop")
-
-    def action_close(self) -> None:
-        """Back to the board; the bisection goes on."""
-        self.dismiss(None)
 
 
 def bisect_lines(state: State, cells: int, error: str = "") -> list[Line]:

@@ -2,18 +2,13 @@
 
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 
-from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line
-from kimi_console.tui.pane import rule
-from kimi_console.tui.rows import Rows
+from kimi_console.tui.screens.overlay import Overlay
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(Overlay[bool]):
     """A question that names what it is about; only `y` says yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -22,29 +17,20 @@ class Confirm(ModalScreen[bool]):
     ]
 
     def __init__(self, title: str, lines: list[Line], yes: str, no: str, *, ascii: bool = False) -> None:  # noqa: A002
-        super().__init__()
+        super().__init__(ascii=ascii)
         self._title = title
         self._lines = lines
-        self._rule = Bar(ascii=ascii)
-        self._rows = Rows(ascii=ascii)
-        self._foot = Bar([(" y ", "accent"), (yes, "plain"), ("   n ", "accent"), (no, "plain")], ascii=ascii)
-
-    def compose(self) -> ComposeResult:
-        """Rule, what it is about, the answers."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            yield self._rows
-            yield self._foot
+        self._answers: Line = [(" y ", "accent"), (yes, "plain"), ("   n ", "accent"), (no, "plain")]
 
     def on_mount(self) -> None:
         """Show the question."""
         self._rows.styles.height = len(self._lines) + 1
         self._rows.fill(self._lines)
-        self.call_after_refresh(self.on_resize)
+        self._foot.show(self._answers)
 
-    def on_resize(self) -> None:
-        """The rule has the sheet's width."""
-        self._rule.show(rule([(self._title, "title")], max(1, self._rule.size.width), {}))
+    def draw(self) -> None:
+        """The title has the sheet's width."""
+        self.entitle(self._title)
 
     def action_answer(self, yes: bool) -> None:
         """Answer and leave."""

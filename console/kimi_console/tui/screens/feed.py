@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
 from textual.widgets import Input
 
 from kimi_agent.errors import KimiError
@@ -14,16 +13,15 @@ from kimi_console.source.base import Control
 from kimi_console.tui import format as fmt
 from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, hanging, paragraphs
-from kimi_console.tui.pane import rule
-from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.launch_form import error_lines
+from kimi_console.tui.screens.overlay import Overlay
 
 AGAIN = 1.0
 """Seconds between two looks at a feed that goes on."""
 Answer = dict[str, Any]
 
 
-class FeedScreen(ModalScreen[None]):
+class FeedScreen(Overlay[None]):
     """A form while nothing is fed, and the progress of what is; leaving it leaves the feed alone."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -34,7 +32,7 @@ class FeedScreen(ModalScreen[None]):
     ]
 
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
-        super().__init__()
+        super().__init__(ascii=ascii)
         self._control = control
         self._answer: Answer | None = None
         self._error: KimiError | None = None
@@ -42,32 +40,22 @@ class FeedScreen(ModalScreen[None]):
         self._form = False
         """Whether the form is open."""
         self._asking = False
-        self._rule = Bar(ascii=ascii)
-        self._rows = Rows(ascii=ascii)
-        self._foot = Bar(ascii=ascii)
 
-    def compose(self) -> ComposeResult:
-        """Rule, the form's two lines, what is told, the keys."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            with Horizontal(classes="field"):
-                yield Bar([(" dataset ", "dim")])
-                yield Input(placeholder="/path/on/the/host.jsonl or .parquet", compact=True, id="dataset")
-            with Horizontal(classes="field"):
-                yield Bar([(" dump ", "dim")])
-                yield Input(placeholder="a new dump's name, or one to go on with", compact=True, id="dump")
-            yield self._rows
-            yield self._foot
+    def body(self) -> ComposeResult:
+        """The form's two lines, and what is told."""
+        with Horizontal(classes="field"):
+            yield Bar([(" dataset ", "dim")])
+            yield Input(placeholder="/path/on/the/host.jsonl or .parquet", compact=True, id="dataset")
+        with Horizontal(classes="field"):
+            yield Bar([(" dump ", "dim")])
+            yield Input(placeholder="a new dump's name, or one to go on with", compact=True, id="dump")
+        yield self._rows
 
     def on_mount(self) -> None:
         """Look whether one goes on."""
         self.set_interval(AGAIN, self._again)
         self._rows.focus()
         self._ask("feed")
-
-    def on_resize(self) -> None:
-        """Other width, other lines."""
-        self.call_after_refresh(self._draw)
 
     @property
     def active(self) -> bool:
@@ -92,7 +80,7 @@ class FeedScreen(ModalScreen[None]):
             self._rows.focus()
         elif first and self._answer is not None and self._answer["state"] == "none":
             self._open()
-        self._draw()
+        self.draw()
 
     def _open(self) -> None:
         """Show the form, unless nothing may be begun."""
@@ -100,16 +88,17 @@ class FeedScreen(ModalScreen[None]):
         if self._form:
             self.query_one("#dataset", Input).focus()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """The form or the progress."""
         state = self._answer["state"] if self._answer is not None else ""
         told = "" if state in ("", "none") else f"  {state}"
-        self._rule.show(rule([("Feed", "title"), (told, "dim")], max(1, self._rule.size.width), {}))
+        self.entitle("Feed", told)
         for line in self.query(".field"):
             line.display = self._form
         self._rows.flow(self._lines)
-        self._foot.show([(f" {self._hint()}", "dim")])
+        self.hint(self._keys())
 
-    def _hint(self) -> str:
+    def _keys(self) -> str:
         if self._form:
             answers = "made anew" if self._regenerate else "replayed"
             return f"Enter next, then start  ^g given answers: {answers}  Esc back"
@@ -138,7 +127,7 @@ class FeedScreen(ModalScreen[None]):
         """Answers that the dataset gives are replayed, or made anew."""
         if self._form:
             self._regenerate = not self._regenerate
-            self._draw()
+            self.draw()
 
     def action_stop(self) -> None:
         """Send no more; a second time end it at once."""
@@ -149,11 +138,7 @@ class FeedScreen(ModalScreen[None]):
         """The form again."""
         if not self.active and not self._form:
             self._open()
-            self._draw()
-
-    def action_close(self) -> None:
-        """Back to the board; what goes on goes on."""
-        self.dismiss(None)
+            self.draw()
 
 
 ABOUT = (

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
 from textual.widgets import Input
 
 from kimi_agent.errors import KimiError
@@ -18,12 +17,12 @@ from kimi_agent.profile import Profile
 from kimi_console.source.base import Control
 from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, Role, left, paragraphs
-from kimi_console.tui.pane import rule
 from kimi_console.tui.profiles import Choice, choices, from_path
 from kimi_console.tui.rows import Rows
+from kimi_console.tui.screens.overlay import Overlay
 
 
-class LaunchForm(ModalScreen[str | None]):
+class LaunchForm(Overlay[str | None]):
     """Dismissed with the launched run's id, or `None`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -39,30 +38,24 @@ class LaunchForm(ModalScreen[str | None]):
         *,
         ascii: bool = False,  # noqa: A002
     ) -> None:
-        super().__init__()
+        super().__init__(ascii=ascii)
         self._control = control
         self._choices = choices(profiles)
         self._checked: Choice | None = None
         """The profile whose preflight is shown."""
         self._problems = 0
         self._warned = False
-        self._rule = Bar(ascii=ascii)
         self._host = host
         self._profiles = Rows(choosing=True, ascii=ascii, id="profiles")
-        self._findings = Rows(ascii=ascii, id="findings")
         self._path = Bar([(" path ", "dim")], ascii=ascii)
-        self._foot = Bar(ascii=ascii)
 
-    def compose(self) -> ComposeResult:
+    def body(self) -> ComposeResult:
         """Profiles, a path, the findings."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            yield self._profiles
-            with Horizontal(id="path-line"):
-                yield self._path
-                yield Input(placeholder="a profile's TOML file on this machine", compact=True, id="path")
-            yield self._findings
-            yield self._foot
+        yield self._profiles
+        with Horizontal(id="path-line"):
+            yield self._path
+            yield Input(placeholder="a profile's TOML file on this machine", compact=True, id="path")
+        yield self._rows
 
     def on_mount(self) -> None:
         """Check the first profile at once."""
@@ -73,12 +66,11 @@ class LaunchForm(ModalScreen[str | None]):
         else:
             self.query_one("#path", Input).focus()
             self._tell("no profile is known yet: type the path of one and press Enter", "dim")
-        self._hint("Enter launch  p path  Esc back")
-        self.call_after_refresh(self.on_resize)
+        self.hint("Enter launch  p path  Esc back")
 
-    def on_resize(self) -> None:
-        """The rule has the sheet's width."""
-        self._rule.show(rule([("Launch", "title"), (f"  on {self._host}", "dim")], max(1, self._rule.size.width), {}))
+    def draw(self) -> None:
+        """The title has the sheet's width."""
+        self.entitle("Launch", f"  on {self._host}")
 
     def _list(self, cursor: int) -> None:
         lines: list[Line] = [
@@ -86,9 +78,6 @@ class LaunchForm(ModalScreen[str | None]):
             for choice in self._choices
         ]
         self._profiles.fill(lines, cursor=cursor)
-
-    def _hint(self, text: str) -> None:
-        self._foot.show([(f" {text}", "dim")])
 
     def on_rows_moved(self, event: Rows.Moved) -> None:
         """Another profile: check it."""
@@ -101,10 +90,10 @@ class LaunchForm(ModalScreen[str | None]):
             return
         choice = self._choices[event.row]
         if choice is not self._checked:
-            self._hint("still checking this profile: Enter again when its command line is shown")
+            self.hint("still checking this profile: Enter again when its command line is shown")
         elif self._problems and not self._warned:
             self._warned = True
-            self._hint(f"{self._problems} problems: Enter once more launches in spite of them  Esc back")
+            self.hint(f"{self._problems} problems: Enter once more launches in spite of them  Esc back")
         elif choice.tables is not None:
             self._launch(choice.tables)
 
@@ -128,34 +117,30 @@ class LaunchForm(ModalScreen[str | None]):
         try:
             answer = await self._control.request("preflight", profile=choice.tables)
         except KimiError as error:
-            self._findings.flow(partial(error_lines, error))
+            self._rows.flow(partial(error_lines, error))
             return
         self._checked = choice
         self._problems = len(answer["problems"])
-        self._findings.flow(partial(answer_lines, answer))
-        self._hint("Enter launch  p path  Esc back")
+        self._rows.flow(partial(answer_lines, answer))
+        self.hint("Enter launch  p path  Esc back")
 
     @work(group="launch", exclusive=True, exit_on_error=False)
     async def _launch(self, tables: dict[str, Any]) -> None:
-        self._hint("launching…")
+        self.hint("launching…")
         try:
             answer = await self._control.request("launch", profile=tables, force=self._warned)
         except KimiError as error:
-            self._findings.flow(partial(error_lines, error))
-            self._hint("Enter try again  Esc back")
+            self._rows.flow(partial(error_lines, error))
+            self.hint("Enter try again  Esc back")
             return
         self.dismiss(str(answer["run"]))
 
     def _tell(self, text: str, role: Role) -> None:
-        self._findings.flow(partial(paragraphs, text, role))
+        self._rows.flow(partial(paragraphs, text, role))
 
     def action_path(self) -> None:
         """Type a path."""
         self.query_one("#path", Input).focus()
-
-    def action_close(self) -> None:
-        """Leave without a launch."""
-        self.dismiss(None)
 
 
 def error_lines(error: KimiError, cells: int) -> list[Line]:
