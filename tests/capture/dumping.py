@@ -113,7 +113,7 @@ def fill_and_free(directory: Path, filler: Path, rows: int) -> None:
     until(lambda: dumping.writer.paused, dumping)
     began = time.monotonic()
     dumping.writer.hold_back()
-    assert time.monotonic() - began < 1, "a full disk must not hold back the engine"
+    assert time.monotonic() - began < 4, "a full disk must not hold back the engine"
     filler.unlink()
     dumping.writer.close(time.monotonic() + 60)
     print(json.dumps(dumping.report()), flush=True)

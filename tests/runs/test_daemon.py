@@ -177,7 +177,7 @@ def test_a_client_that_never_reads_costs_nothing_and_stalls_nobody(dial: Dial, h
             pytest.fail("the agent read 200,000 requests of a client that takes no answer", pytrace=False)
         begun = time.monotonic()
         assert reader.request("ping") == {}
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 10
     assert agent.memory_info().rss - before < 8 << 20
 
 

@@ -11,6 +11,7 @@ from kimi_agent.model.reduce import resume
 from kimi_agent.model.starts import phase_spans
 from kimi_agent.model.state import RunState, State
 from kimi_agent.record.reader import Recording
+from kimi_console.compare.arguments import arguments
 from kimi_console.compare.normal import normal_form
 
 MOST_LINES: Final = 500_000
@@ -56,6 +57,15 @@ class PhasePair:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentPair:
+    """An argument of the server that is not the same in both; `None` where it is not there."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Parting:
     """The first place at which the two say something different."""
 
@@ -77,6 +87,8 @@ class Comparison:
     slower: str | None
     """The phase whose seconds differ most."""
     parting: Parting | None
+    arguments: tuple[ArgumentPair, ...]
+    """Those that the two servers were started with and that differ; none where one of them did not say."""
     only_a: tuple[OnlyLine, ...]
     only_b: tuple[OnlyLine, ...]
 
@@ -93,6 +105,7 @@ class _Said:
     end: float = 0.0
     lines: list[tuple[str, str, str]] = field(default_factory=list)
     """(phase, what it says, the line)."""
+    arguments: dict[str, str] = field(default_factory=dict)
     total: int = 0
 
 
@@ -107,7 +120,7 @@ def compare(a: Recording, title_a: str, b: Recording, title_b: str) -> Compariso
     phases = tuple(_phases(said_a, said_b))
     return Comparison(
         a=_side(title_a, said_a), b=_side(title_b, said_b), phases=phases, slower=_slower(phases),
-        parting=_parting(said_a, forms_a, said_b, forms_b),
+        parting=_parting(said_a, forms_a, said_b, forms_b), arguments=_arguments(said_a, said_b),
         only_a=_only(said_a, forms_b), only_b=_only(said_b, forms_a),
     )  # fmt: skip
 
@@ -120,12 +133,14 @@ def _read(recording: Recording) -> _Said:
             before, state = state.run, resume(state, event)
             run = state.run
             if run is None or (before is not None and before.started.run != run.started.run):
-                said.lines, said.total = [], 0
+                said.lines, said.arguments, said.total = [], {}, 0
             if run is not None and isinstance(event.body, LogLines | Snapshot):
                 said.total = max(said.total + len(event.body.lines), run.log_lines)
                 if run.ready_time is None and len(said.lines) < MOST_LINES:
                     phase = run.front or PHASES[-1]
                     said.lines += [(phase, normal_form(line), line) for line in event.body.lines]
+                    for line in event.body.lines if not said.arguments else ():
+                        said.arguments = arguments(line) or said.arguments
     said.run, said.end = state.run, state.time or 0.0
     return said
 
@@ -180,6 +195,14 @@ def _parting(a: _Said, forms_a: set[str], b: _Said, forms_b: set[str]) -> Partin
         phase, after,
         a.lines[next_a][2] if next_a is not None else None, b.lines[next_b][2] if next_b is not None else None,
     )  # fmt: skip
+
+
+def _arguments(a: _Said, b: _Said) -> tuple[ArgumentPair, ...]:
+    if not a.arguments or not b.arguments:
+        return ()
+    names = [*a.arguments, *(name for name in b.arguments if name not in a.arguments)]
+    pairs = (ArgumentPair(name, a.arguments.get(name), b.arguments.get(name)) for name in names)
+    return tuple(pair for pair in pairs if pair.a != pair.b)
 
 
 def _only(said: _Said, others: set[str]) -> tuple[OnlyLine, ...]:

@@ -15,6 +15,7 @@ def comparison_text(found: Comparison) -> str:
     else:
         lines += [f'they part in "{found.parting.phase}"', f"  both  {found.parting.after}"]
         lines += [f"  {name}     {said or '-'}" for name, said in (("A", found.parting.a), ("B", found.parting.b))]
+    lines += [f"argument {one.name}: A {one.a or '-'}, B {one.b or '-'}" for one in found.arguments]
     for pair in found.phases:
         a, b = ("-" if value is None else f"{value:.1f} s" for value in (pair.a, pair.b))
         lines.append(f"{pair.phase:<14}{a:>10}{b:>10}{'  <' if pair.phase == found.slower else ''}")

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
-from kimi_console.compare.comparison import Comparison, OnlyLine, PhasePair
+from kimi_console.compare.comparison import ArgumentPair, Comparison, OnlyLine, PhasePair
 from kimi_console.tui import format as fmt
-from kimi_console.tui.cells import Column, Line, Role, Span, fit, hanging, table
+from kimi_console.tui.cells import Column, Line, Role, Span, fit, hanging, left, table
 from kimi_console.tui.view import GLYPHS
 
 PLAIN = 0.25
 """A phase that differs by less than this share, or a second, is not worth a colour."""
+LONGEST = 240
+"""Characters of a line of the log that are shown: the arguments of a server alone are ten thousand."""
 
 
 def comparison_lines(found: Comparison, cells: int) -> list[Line]:
@@ -21,7 +23,7 @@ def comparison_lines(found: Comparison, cells: int) -> list[Line]:
         lines.append([*who, (f"{glyph} {side.status}  ", role), (facts, "plain")])
         if side.verdict:
             lines += hanging([("   ", "plain")], side.verdict, "warn", cells - 1)
-    lines += [[], *_parting(found, cells), [], *_phases(found, cells)]
+    lines += [[], *_parting(found, cells), [], *_arguments(found.arguments, cells), *_phases(found, cells)]
     for name, only in (("A", found.only_a), ("B", found.only_b)):
         lines += [[], *_only(name, only, cells)]
     return lines
@@ -33,11 +35,27 @@ def _parting(found: Comparison, cells: int) -> list[Line]:
         return [[(" Both say the same until they are ready.", "good")]]
     lines: list[Line] = [[(" They part in ", "title"), (parting.phase, "bright")]]
     if parting.after:
-        lines += hanging([("   both  ", "dim")], parting.after, "plain", cells - 1)
+        lines += hanging([("   both  ", "dim")], _short(parting.after), "plain", cells - 1)
     for name, line in (("A", parting.a), ("B", parting.b)):
-        said = line if line is not None else "nothing that the other does not say"
+        said = _short(line) if line is not None else "nothing that the other does not say"
         lines += hanging([(f"   {name}     ", "focus")], said, "plain" if line is not None else "dim", cells - 1)
     return lines
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}… ({len(line) - LONGEST:,} characters more)"
+
+
+def _arguments(pairs: Sequence[ArgumentPair], cells: int) -> list[Line]:
+    if not pairs:
+        return []
+    lines: list[Line] = [[(" Their servers' arguments differ in ", "title"), (f"{len(pairs)}", "bright")]]
+    wide = min(32, max(len(pair.name) for pair in pairs))
+    half = max(8, (cells - wide - 9) // 2)
+    for pair in pairs:
+        a, b = (left(fmt.DASH if value is None else value, half) for value in (pair.a, pair.b))
+        lines.append([(f"   {left(pair.name, wide)}  ", "bright"), (a, "plain"), ("  ", "plain"), (b, "plain")])
+    return [*lines, []]
 
 
 def _phases(found: Comparison, cells: int) -> list[Line]:
