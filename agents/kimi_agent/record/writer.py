@@ -48,14 +48,18 @@ class RecordingWriter:
     is made of.
     """
 
-    def __init__(self, path: Path, *, level: int = LEVEL, **meta: str) -> None:
+    def __init__(self, path: Path, *, level: int = LEVEL, scratch: bool = False, **meta: str) -> None:
         """Open a recording to go on with it, or begin one that only this user can read.
+
+        Args:
+            scratch: the file ends with the process that reads it, so that the disk is never waited for.
 
         Raises:
             RecordingError: the file is something else, of a newer format, or cannot be written.
         """
         self.path = path
         self._level = level
+        self._scratch = scratch
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
         self._marker = Marker()
         self._marks: list[Mark] = []
@@ -133,8 +137,8 @@ class RecordingWriter:
             raise RecordingError(f"{self.path} exists and is not a recording", "Choose another file to record to.")
         self.path.touch(0o600)
         database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        database.execute(f"PRAGMA synchronous = {'OFF' if self._scratch else 'NORMAL'}")
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
         with _transaction(database):
             if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 check(database, self.path)

@@ -23,7 +23,7 @@ def whole(path: Path) -> Iterator[Recording]:
     with ExitStack() as stack:
         if readable(path) != "recording":
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kimi-replay-")))
-            import_events(batched(open_events(path)), directory / f"whole{SUFFIX}")
+            import_events(batched(open_events(path)), directory / f"whole{SUFFIX}", scratch=True)
             path = directory / f"whole{SUFFIX}"
         yield stack.enter_context(closing(Recording(path)))
 

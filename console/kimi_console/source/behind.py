@@ -74,11 +74,11 @@ class Behind:
         path = Path(self._source)
         kind = readable(path) if self._source != PIPE else "log"
         if not self._follow and kind != "journal" and path.stat().st_size <= AT_ONCE:
-            import_events(batched(open_events(path)), self._made)
+            import_events(batched(open_events(path)), self._made, scratch=True)
             return Recording(self._made)
         if kind == "journal":
             open_events(path)  # refuses a directory without one
-        RecordingWriter(self._made).close()
+        RecordingWriter(self._made, scratch=True).close()
         await self._start()
         if not self._follow and kind == "log" and not is_packed(path):
             self.log = FileLines(path)

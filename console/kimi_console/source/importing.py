@@ -32,13 +32,13 @@ NICE: Final = 10
 """After these, what reads behind gives way to what shows."""
 
 
-def import_events(batches: Iterable[Sequence[Event]], path: Path) -> State:
-    """Write events to a recording as they come; the state after them.
+def import_events(batches: Iterable[Sequence[Event]], path: Path, *, scratch: bool = False) -> State:
+    """Write events to a recording as they come, which is `scratch` when nobody keeps it; the state after them.
 
     Raises:
         KimiError: the events cannot be read, or the recording not be written.
     """
-    writer = RecordingWriter(path)
+    writer = RecordingWriter(path, scratch=scratch)
     state, flushed = State(), 0.0
     try:
         for number, batch in enumerate(batches):
@@ -96,7 +96,7 @@ def main() -> int:
     """Import, and say how it went."""
     source, recording, *rest = sys.argv[1:]
     try:
-        import_events(_gently(batches_of(source, follow="--follow" in rest)), Path(recording))
+        import_events(_gently(batches_of(source, follow="--follow" in rest)), Path(recording), scratch=True)
     except KimiError as error:
         sys.stdout.buffer.write(orjson.dumps({"error": str(error)}) + b"\n")
         return int(error.exit)
