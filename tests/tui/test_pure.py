@@ -14,6 +14,7 @@ from kimi_console.source.base import Link
 from kimi_console.tui import format as fmt
 from kimi_console.tui.board import SPECS
 from kimi_console.tui.cells import (
+    LONGEST_WORD,
     Column,
     cell_len,
     crop,
@@ -115,11 +116,20 @@ def test_lines_are_never_wider_than_asked(texts: list[str], end: str, cells: int
 
 
 @given(WORDS, st.integers(4, 60))
-def test_wrapped_lines_fit_and_keep_short_words(text: str, cells: int) -> None:
+def test_wrapped_lines_fit_and_keep_words(text: str, cells: int) -> None:
     lines = wrap(text, cells)
     assert all(cell_len(line) <= cells for line in lines)
     if all(cell_len(word) <= cells for word in text.split()):
         assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    elif all(cell_len(word) <= cells * (LONGEST_WORD - 2) for word in text.split()):
+        assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_a_path_is_broken_and_what_has_no_end_is_cut() -> None:
+    assert wrap("text: /a/very/long/path", 10) == ["text:", "/a/very/lo", "ng/path"]
+    assert wrap("/a/very/long/path", 10, "  ") == ["/a/very/lo", "  ng/path"]
+    endless = wrap("x" * 1000, 10)
+    assert (len(endless), endless[-1]) == (LONGEST_WORD, "xxxxxxxxx…")
 
 
 @given(WORDS)

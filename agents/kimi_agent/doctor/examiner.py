@@ -142,7 +142,7 @@ class Examiner:
         try:
             await asyncio.wait_for(self._take(child, request, before), DEADLINE)
         except (asyncio.TimeoutError, OSError, msgspec.DecodeError) as error:
-            log.warning("the close look ended without an answer: %s", error or "deadline")
+            log.warning("the close look ended without an answer: %s", str(error) or "deadline")
         finally:
             await _end(child)
 

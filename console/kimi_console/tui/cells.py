@@ -12,6 +12,9 @@ Role = Literal[
 ]  # fmt: skip
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
+LONGEST_WORD: Final = 8
+"""Lines that one word may take."""
+
 Span = tuple[str, Role]
 Line = list[Span]
 
@@ -99,17 +102,29 @@ def spread(start: Sequence[Span], end: Sequence[Span], cells: int) -> Line:
 
 
 def wrap(text: str, cells: int, indent: str = "") -> list[str]:
-    """Text in lines of at most `cells` cells, broken at spaces; later lines begin with `indent`."""
+    """Text in lines of at most `cells` cells, broken at spaces; later lines begin with `indent`.
+
+    A word that is longer than a line, such as a path, is broken; one that is longer than `LONGEST_WORD` lines is cut.
+    """
     lines: list[str] = []
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line.strip() else f"{line}{word}"
-        if cell_len(joined) <= cells or not line.strip():
-            line = fit(joined, cells)
-            continue
-        lines.append(line)
-        line = fit(indent + word, cells)
+        if cell_len(joined) > cells and line.strip():
+            lines.append(line)
+            joined = indent + word
+        *whole, line = _pieces(joined, cells, indent)
+        lines += whole
     return [*lines, line] if line.strip() or not lines else lines
+
+
+def _pieces(text: str, cells: int, indent: str) -> list[str]:
+    """One word in as many lines as it takes."""
+    pieces: list[str] = []
+    while cell_len(text) > cells and len(pieces) < LONGEST_WORD - 1 and cell_len(indent) + 1 < cells:
+        pieces.append(set_cell_size(text, cells).rstrip())
+        text = indent + text[len(pieces[-1]) :].lstrip()
+    return [*pieces, fit(text, cells)]
 
 
 def paragraphs(text: str, role: Role, cells: int, indent: str = " ") -> list[Line]:

@@ -109,7 +109,7 @@ def dump_pair(found: Answer, cells: int) -> list[Line]:
     lines.append([(f" {found['done']:,} of {found['of']:,} pairs compared", done)])
     if found["different_tokens"]:
         lines.append([(f" ✖ {found['different_tokens']:,} pairs differ in their tokens", "bad")])
-    lines += [[], *_layers(found, cells)]
+    lines += [[], *_layers(found, cells)] if found["done"] else []
     apart = [entry for entry in found["worst"] if entry["cosine"] is not None and entry["cosine"] < 0.9999]
     for entry in apart:
         lines.append([(f" {entry['rid']}", "bright"), (f"  cosine {entry['cosine']:.4f} at {entry['layer']}", "warn")])

@@ -132,10 +132,10 @@ def row_facts(row: Row, cells: int) -> list[Line]:
 def identities(facts: Row, cells: int) -> list[Line]:
     """Every layer in every convention."""
     lines: list[Line] = []
-    for boundary in facts["boundaries"]:
-        head, _, rest = identity(facts, str(boundary)).partition(" = ")
+    for layer in [*map(str, facts["boundaries"]), "last"]:
+        head, _, rest = identity(facts, layer).partition(" = ")
         lines += hanging([(f" {head} ", "bright")], f"= {rest}", "plain", cells)
-    return [*lines, [(" last ", "bright"), ("= after all blocks and the final norm (post-norm)", "plain")], []]
+    return [*lines, []]
 
 
 def identity(facts: Row, layer: str) -> str:
