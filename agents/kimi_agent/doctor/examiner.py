@@ -27,7 +27,7 @@ from kimi_agent.host.proc import MAIN
 from kimi_agent.model.events import GpuSample, RunStarted, Verdict
 from kimi_agent.model.phases import IMPORT, WARM_UP
 
-DEADLINE: Final = 25.0
+DEADLINE: Final = 45.0
 """Seconds after which a close look is given up."""
 FIRST: Final = 2.0
 """Seconds after the launch at which ports and disks are looked at once."""

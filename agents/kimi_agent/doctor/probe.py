@@ -23,7 +23,7 @@ from kimi_agent.engine.options import value
 from kimi_agent.host import downloads, locks, machine, stacks
 from kimi_agent.host.procfs import connections, holder_pid, open_files, process_tree, read_text
 
-DEADLINE: Final = 6.0
+DEADLINE: Final = 10.0
 """Seconds for all probes of one look together; they run side by side."""
 BETWEEN: Final = 6.2
 """Seconds between the two stacks of a process."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from kimi_agent.wire.peer import same_user
 
-DEADLINE: Final = 4.0
+DEADLINE: Final = 8.0
+"""Seconds for one stack: py-spy first reads the symbols of some hundred libraries, on a host that may be busy."""
 FRAMES: Final = 40
 """Frames kept of a stack: the innermost say where it is, the rest how it came there."""
 _MAIN_THREAD: Final = "MainThread"
