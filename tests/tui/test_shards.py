@@ -1,12 +1,14 @@
 """The shard browser over real dump directories, read by the agent's own inspector."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from textual.app import App
+from textual.pilot import Pilot
 
 from kimi_agent.errors import KimiError
 from kimi_agent.shards.inspect.desk import Desk
@@ -127,6 +129,14 @@ def side(text: str) -> str:
     return " ".join(" ".join(line.rpartition("│")[2] for line in text.splitlines()).split())
 
 
+async def walk(pilot: Pilot[None], seen: Seen, *steps: str) -> None:
+    """From the board on: press a key, wait for a text, press the next one."""
+    await settle(pilot)
+    for key, text in zip(steps[::2], steps[1::2], strict=True):
+        await pilot.press(key)
+        await until(pilot, partial(lambda wanted: wanted in seen(pilot.app), text))
+
+
 def browser_of(app: App[Any]) -> ShardBrowser:
     screen = app.screen
     assert isinstance(screen, ShardBrowser)
@@ -138,11 +148,7 @@ async def test_from_dumps_to_tokens_and_back_with_the_path_in_view(
 ) -> None:
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("enter")
-        await until(pilot, lambda: "shard-TP0-000001" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "enter", "shard-TP0-000001")
         assert "boundary 31 = input of block 31" in seen(app)
         assert "1 shards have rows that cannot be right" in side(seen(app))
         await pilot.press("down", "enter")
@@ -171,11 +177,7 @@ async def test_from_dumps_to_tokens_and_back_with_the_path_in_view(
 async def test_a_sample_on_a_small_screen_and_in_ascii(control: DumpControl, seen: Seen, same: Same) -> None:
     app = app_of(scenes.ready(), control, ascii=True)
     async with app.run_test(size=(80, 24)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "req-2-0000" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "a", "req-2-0000")
         await pilot.press("end", "up", "enter")
         await until(pilot, lambda: isinstance(app.screen, SampleScreen) and "all samples > req-1-0001" in seen(app))
         await pilot.press("n")
@@ -189,9 +191,7 @@ async def test_orders_and_search_ask_for_what_is_shown_and_no_more(control: Dump
     write(control.root / "long", tuple((2,) * 50 for _ in range(8)))
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "long" in seen(app))
+        await walk(pilot, seen, "i", "long")
         await pilot.press("down" if browser_of(app).step.draw(80)[0][1][1][0].startswith("nightly") else "up", "a")
         await until(pilot, lambda: "req-0-0000" in seen(app))
         assert "all samples  400" in seen(app)
@@ -216,11 +216,7 @@ async def test_orders_and_search_ask_for_what_is_shown_and_no_more(control: Dump
 async def test_next_bad_goes_over_the_dump_to_the_sample_that_has_it(control: DumpControl, seen: Seen) -> None:
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36), notifications=True) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "req-0-0000" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "a", "req-0-0000")
         await pilot.press("B")
         await until(pilot, lambda: isinstance(app.screen, SampleScreen) and "not finite at last" in seen(app))
         assert "nightly › all samples › req-1-0001" in seen(app)
@@ -236,11 +232,7 @@ async def test_a_dump_that_grows_is_seen_to_grow(control: DumpControl, seen: See
     monkeypatch.setattr("kimi_console.tui.screens.shards.AGAIN", 0.01)
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "all samples  5  live" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "a", "all samples  5  live")
         assert "process 1 on elsewhere writes into it" in side(seen(app))
         add(directory, 3, (9, 9))
         await until(pilot, lambda: "all samples  7  live" in seen(app))
@@ -258,11 +250,7 @@ async def test_a_damaged_shard_says_what_is_wrong_and_what_to_do(
     damage(control.root / "nightly" / "shard-TP0-000000.safetensors")
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "✖ damaged" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "a", "✖ damaged")
         assert "kimi-agent shards verify" in side(seen(app))
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, SampleScreen) and words in side(seen(app)))
@@ -275,11 +263,7 @@ async def test_flipped_bits_are_said_while_their_rows_are_shown(control: DumpCon
     path.write_bytes(data)
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 40)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "nightly" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "req-0-0000" in seen(app))
+        await walk(pilot, seen, "i", "nightly", "a", "req-0-0000")
         await pilot.press("enter")
         await until(pilot, lambda: "last_hidden_state changed after it was committed" in side(seen(app)))
 
@@ -310,11 +294,7 @@ async def test_two_samples_and_two_dumps_are_compared_with_what_is_marked(
     write(control.root / "other", ((30, 40),))
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36), notifications=True) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "other" in seen(app))
-        await pilot.press("equals_sign")
-        await until(pilot, lambda: "with m first" in seen(app))
+        await walk(pilot, seen, "i", "other", "equals_sign", "with m first")
         await pilot.press("m", "down", "equals_sign")
         await until(pilot, lambda: "2 of 2 pairs compared" in seen(app))
         assert "2 samples are in both  2 by request id, 0 by their tokens" in seen(app)
@@ -386,11 +366,7 @@ async def test_the_grid_asks_for_the_tokens_in_view_only(tmp_path: Path, seen: S
     write(control.root / "long", ((5000,),))
     app = app_of(scenes.ready(), control)
     async with app.run_test(size=(120, 36)) as pilot:
-        await settle(pilot)
-        await pilot.press("i")
-        await until(pilot, lambda: "long" in seen(app))
-        await pilot.press("a")
-        await until(pilot, lambda: "req-0-0000" in seen(app))
+        await walk(pilot, seen, "i", "long", "a", "req-0-0000")
         await pilot.press("enter")
         await until(pilot, lambda: "read 5,000" not in seen(app) and "position 0" in seen(app))
         await pilot.press("end")

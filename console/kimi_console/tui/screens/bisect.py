@@ -55,7 +55,7 @@ class BisectScreen(Overlay[None]):
         self.drawn = drawn
         table = state.bisect
         title = f"  {table.name}  {table.state}" if table is not None else ""
-        self.entitle("Bisect", title)
+        self.entitle("Bisect", (title, "dim"))
         self._rows.flow(lambda cells: bisect_lines(self._session.state, cells, self._error))
         self.hint(self._keys())
 

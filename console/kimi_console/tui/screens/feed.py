@@ -92,7 +92,7 @@ class FeedScreen(Overlay[None]):
         """The form or the progress."""
         state = self._answer["state"] if self._answer is not None else ""
         told = "" if state in ("", "none") else f"  {state}"
-        self.entitle("Feed", told)
+        self.entitle("Feed", (told, "dim"))
         for line in self.query(".field"):
             line.display = self._form
         self._rows.flow(self._lines)

@@ -70,7 +70,7 @@ class LaunchForm(Overlay[str | None]):
 
     def draw(self) -> None:
         """The title has the sheet's width."""
-        self.entitle("Launch", f"  on {self._host}")
+        self.entitle("Launch", (f"  on {self._host}", "dim"))
 
     def _list(self, cursor: int) -> None:
         lines: list[Line] = [

@@ -35,7 +35,7 @@ class QuestionDialog(Overlay[str | None]):
     def draw(self) -> None:
         """The question at this width."""
         cells = max(1, self._rows.size.width - 1)
-        self.entitle("Login", f"  {self._question.host}")
+        self.entitle("Login", (f"  {self._question.host}", "dim"))
         lines = self._lines(cells)
         self._rows.styles.height = len(lines)
         self._rows.fill(lines)

@@ -1,39 +1,32 @@
 """One sample: its heat row, its tokens, its layers beside the dump's."""
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
 
-from kimi_agent.errors import KimiError
 from kimi_console.source.base import Control
 from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, paragraphs
-from kimi_console.tui.pane import rule
-from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens import sample_tables as tables
 from kimi_console.tui.screens.beside import Report, boundary_match
 from kimi_console.tui.screens.launch_form import error_lines
+from kimi_console.tui.screens.overlay import Columns, Request
 from kimi_console.tui.screens.shard_tables import identity
 from kimi_console.tui.token_grid import PAGE, TokenGrid
 
-SIDE_BY_SIDE = 100
 AGAIN = 0.5
 """Seconds after which a sample that is still read is asked for again."""
-Request = Callable[..., Awaitable[Any]]
 
 
-class SampleScreen(ModalScreen[bool]):
+class SampleScreen(Columns[bool]):
     """Arrows go from token to token, `n` to the next bad one, brackets from layer to layer. True: to the board."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close(False)", show=False),
-        Binding("q", "close(True)", show=False),
+        Binding("escape", "leave(False)", show=False),
+        Binding("q", "leave(True)", show=False),
         Binding("n", "bad(1)", show=False),
         Binding("N", "bad(-1)", show=False),
         Binding("left_square_bracket", "layer(-1)", show=False),
@@ -47,8 +40,7 @@ class SampleScreen(ModalScreen[bool]):
         ascii: bool = False,  # noqa: A002 - the option's name
     ) -> None:  # fmt: skip
         """`about` is what is known of the dump, `trail` the way here; `seek` goes to the first marked token."""
-        super().__init__(classes="-ascii" if ascii else "")
-        self._control = control
+        super().__init__(control, ascii=ascii)
         self._where = {"dump": dump, "shard": sample["shard"], "place": sample["place"]}
         self._rid = str(sample["rid"]) or f"sample {sample['number']}"
         self._about, self._trail, self._seek = about, trail, seek
@@ -56,51 +48,28 @@ class SampleScreen(ModalScreen[bool]):
         self._layer: str | None = None
         self._names: list[str] = []
         self._source = ""
-        self._error: KimiError | None = None
-        self._loading = False
-        self._rule, self._identity = Bar(ascii=ascii), Bar(ascii=ascii)
-        self._heat, self._marks = Bar(ascii=ascii), Bar(ascii=ascii)
+        self._identity, self._heat, self._marks = (Bar(ascii=ascii) for _ in range(3))
         self._grid = TokenGrid(ascii=ascii, id="grid")
-        self._details = Rows(ascii=ascii, id="details")
-        self._foot = Bar(
-            [(" ←→↑↓ token  n N bad  [ ] layer  b boundary  Tab details  Esc back  q board", "dim")], ascii=ascii
-        )
 
-    def compose(self) -> ComposeResult:
-        """The path, the layer's identity, the heat row, the tokens and what is known of them, the keys."""
-        with Vertical(classes="sheet"):
-            yield from (self._rule, self._identity, self._heat, self._marks)
-            with Horizontal(id="columns"):
-                yield self._grid
-                yield self._details
-            yield self._foot
+    def body(self) -> ComposeResult:
+        """The layer's identity, the heat row, the tokens and what is known of them."""
+        yield from (self._identity, self._heat, self._marks)
+        with Horizontal(id="columns"):
+            yield self._grid
+            yield self._rows
 
     def on_mount(self) -> None:
         """Begin to read."""
         self._grid.focus()
+        self.hint("←→↑↓ token  n N bad  [ ] layer  b boundary  Tab details  Esc back  q board")
         self.set_interval(AGAIN, self._again)
-        self._run(self._load)
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Columns stand below each other where they do not fit beside each other."""
-        self.set_class(event.size.width < SIDE_BY_SIDE, "-narrow")
-        self.call_after_refresh(self._draw)
+        self.load(self._load)
 
     def _again(self) -> None:
         facts = self._facts
         unread = facts is None or facts["read"] < facts["rows"] or not facts["checked"]
         if unread and not self._loading and self._error is None and self.app.screen is self:
-            self._run(self._load)
-
-    @work(group="sample", exclusive=True, exit_on_error=False)
-    async def _run(self, job: Callable[[Request], Awaitable[None]]) -> None:
-        self._loading, self._error = True, None
-        try:
-            await job(self._control.request)
-        except KimiError as error:
-            self._error = error
-        self._loading = False
-        self._draw()
+            self.load(self._load)
 
     async def _load(self, request: Request) -> None:
         """What is known of the sample, and the tokens in view where they are not here or not read yet."""
@@ -126,9 +95,9 @@ class SampleScreen(ModalScreen[bool]):
         self._names, self._source = answer["layers"], answer["text_source"]
         self._grid.put(first, answer["tokens"])
 
-    def _draw(self) -> None:
-        path = f"  {self._trail} › {self._rid}"
-        self._rule.show(rule([("Sample", "title"), (path, "plain")], max(1, self._rule.size.width), {}))
+    def draw(self) -> None:
+        """What there is of it."""
+        self.entitle("Sample", (f"  {self._trail} › {self._rid}", "plain"))
         facts = self._facts
         if facts is not None:
             cells = max(20, self._heat.size.width)
@@ -139,12 +108,12 @@ class SampleScreen(ModalScreen[bool]):
             if facts["layer"] in self._names:
                 column = self._names.index(facts["layer"])
                 self._grid.show(column, facts["heat"]["low"], facts["heat"]["high"])
-        self._details.flow(self._lines)
+        self._rows.flow(self._lines)
         self.call_after_refresh(self._fetch_missing)
 
     def _fetch_missing(self) -> None:
         if self._grid.missing is not None and not self._loading and self._error is None:
-            self._run(partial(self._tokens, self._grid.missing))
+            self.load(partial(self._tokens, self._grid.missing))
 
     def _lines(self, cells: int) -> list[Line]:
         if self._error is not None:
@@ -160,7 +129,7 @@ class SampleScreen(ModalScreen[bool]):
     def on_token_grid_at(self, event: TokenGrid.At) -> None:
         """The right side and the heat row follow the cursor."""
         event.stop()
-        self._draw()
+        self.draw()
 
     def action_layer(self, step: int) -> None:
         """Shade by another layer."""
@@ -168,12 +137,12 @@ class SampleScreen(ModalScreen[bool]):
             return
         names = list(self._facts["layers"])
         self._layer = names[(names.index(self._facts["layer"]) + step) % len(names)]
-        self._run(self._load)
+        self.load(self._load)
 
     def action_bad(self, step: int) -> None:
         """Go to the next token that is marked, or the one before."""
         if self._facts is not None:
-            self._run(partial(self._next_bad, step))
+            self.load(partial(self._next_bad, step))
 
     async def _next_bad(self, step: int, request: Request) -> None:
         answer = await request("next_bad", **self._where, token=self._grid.token, step=step)
@@ -190,6 +159,6 @@ class SampleScreen(ModalScreen[bool]):
                         ascii=self.has_class("-ascii"))  # fmt: skip
         self.app.push_screen(screen)
 
-    def action_close(self, board: bool) -> None:
+    def action_leave(self, board: bool) -> None:
         """Back to the list, or to the board."""
         self.dismiss(board)

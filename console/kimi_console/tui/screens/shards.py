@@ -5,25 +5,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
 
-from kimi_agent.errors import KimiError
 from kimi_console.source.base import Control
-from kimi_console.tui.bar import Bar
 from kimi_console.tui.cells import Line, paragraphs
-from kimi_console.tui.pane import rule
 from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.ask import Ask
 from kimi_console.tui.screens.beside import Report, dump_pair, sample_pair
 from kimi_console.tui.screens.launch_form import error_lines
+from kimi_console.tui.screens.overlay import Columns
 from kimi_console.tui.screens.sample import SampleScreen
 from kimi_console.tui.screens.steps import Dumps, Paged, Step
 
-SIDE_BY_SIDE = 100
 AGAIN = 1.0
 """Seconds after which what grows is asked for again."""
 
@@ -47,7 +42,7 @@ class Chosen:
         return {"dump": self.dump, "shard": self.shard, "place": self.place}
 
 
-class ShardBrowser(ModalScreen[None]):
+class ShardBrowser(Columns[None]):
     """Enter goes deeper, Esc comes back; a sample opens on a screen of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,32 +59,23 @@ class ShardBrowser(ModalScreen[None]):
     ]
 
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
-        super().__init__(classes="-ascii" if ascii else "")
-        self._control = control
+        super().__init__(control, ascii=ascii)
         self._ascii = ascii
         self._steps: list[Step] = [Dumps()]
-        self._error: KimiError | None = None
-        self._loading = False
         self._marked: Chosen | None = None
         """What the next one is compared with."""
-        self._rule = Bar(ascii=ascii)
         self._items = Rows(choosing=True, ascii=ascii, id="items")
-        self._details = Rows(ascii=ascii, id="details")
-        self._foot = Bar(ascii=ascii)
 
     @property
     def step(self) -> Step:
         """Where the operator is."""
         return self._steps[-1]
 
-    def compose(self) -> ComposeResult:
-        """The path, two columns, the keys."""
-        with Vertical(classes="sheet"):
-            yield self._rule
-            with Horizontal(id="columns"):
-                yield self._items
-                yield self._details
-            yield self._foot
+    def body(self) -> ComposeResult:
+        """The list, and what is known of what the cursor is on."""
+        with Horizontal(id="columns"):
+            yield self._items
+            yield self._rows
 
     def on_mount(self) -> None:
         """Ask for the dumps, and for what grows now and then."""
@@ -97,37 +83,20 @@ class ShardBrowser(ModalScreen[None]):
         self.set_interval(AGAIN, self._again)
         self._load()
 
-    def on_resize(self, event: events.Resize) -> None:
-        """Columns stand below each other where they do not fit beside each other."""
-        self.set_class(event.size.width < SIDE_BY_SIDE, "-narrow")
-        self.call_after_refresh(self._draw)
-
     def _again(self) -> None:
         if not self._loading and self._error is None and self.app.screen is self and self.step.grows:
             self._load()
 
     def _load(self) -> None:
-        self._run(self.step.load)
+        self.load(self.step.load)
 
-    @work(group="shards", exclusive=True, exit_on_error=False)
-    async def _run(self, job: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
-        """Do one thing that asks the agent; a newer one takes its place."""
-        self._loading, self._error = True, None
-        self._draw()
-        try:
-            await job(self._control.request)
-        except KimiError as error:
-            self._error = error
-        self._loading = False
-        self._draw()
-
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """The path, the list, what is beside it, the keys."""
         trail = " › ".join(step.name for step in self._steps[1:]) or "dumps"
-        self._rule.show(rule([("Shards", "title"), (f"  {trail}", "plain"), (self._count(), "dim")],
-                             max(1, self._rule.size.width), {}))  # fmt: skip
+        self.entitle("Shards", (f"  {trail}", "plain"), (self._count(), "dim"))
         lines, heading = self.step.draw(max(20, self._items.size.width - 1))
         self._items.fill(lines, heading=heading, cursor=self.step.cursor)
-        self._details.flow(self._facts)
+        self._rows.flow(self._facts)
         keys = " Enter open  Esc back  " if len(self._steps) > 1 else " Enter open  r read again  Esc board  "
         marked = f"  = compare with {self._marked.name}" if self._fits_marked() and self._marked else ""
         self._foot.show([(keys, "dim"), (self.step.hint, "dim"), ("  m mark", "dim"), (marked, "accent")])
@@ -156,7 +125,7 @@ class ShardBrowser(ModalScreen[None]):
         """The right side follows the cursor."""
         if event.rows is self._items:
             self.step.cursor = event.row
-            self._details.flow(self._facts)
+            self._rows.flow(self._facts)
             self.call_after_refresh(self._fetch_missing)
 
     def on_rows_chosen(self, event: Rows.Chosen) -> None:
@@ -212,7 +181,7 @@ class ShardBrowser(ModalScreen[None]):
         if chosen is not None:
             self._marked = chosen
             self.notify(f"marked {chosen.name}: = on another one compares them", markup=False)
-            self._draw()
+            self.draw()
 
     def action_compare(self) -> None:
         """Hold what is under the cursor against what is marked."""
@@ -236,7 +205,7 @@ class ShardBrowser(ModalScreen[None]):
             return
         self._steps.pop()
         self._error = None
-        self._draw()
+        self.draw()
 
     def action_close(self) -> None:
         """To the board."""
@@ -284,7 +253,7 @@ class ShardBrowser(ModalScreen[None]):
         step = self.step
         if isinstance(step, Paged) and step.what == "samples":
             here = step.window.row(self._items.row or 0)
-            self._run(partial(self._next_bad, step, -1 if here is None else int(here["number"])))
+            self.load(partial(self._next_bad, step, -1 if here is None else int(here["number"])))
 
     async def _next_bad(self, step: Paged, number: int, request: Callable[..., Awaitable[Any]]) -> None:
         answer: dict[str, Any] = {"done": False, "at": number}
