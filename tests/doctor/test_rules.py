@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kimi_agent.doctor.evidence import Evidence, LogFacts, Seen, evidence_of
-from kimi_agent.doctor.facts import Deep, Stack
+from kimi_agent.doctor.facts import Deep, DiskWait, Stack
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.failures import Raised
 from kimi_agent.engine.phases import PhaseTracker
@@ -119,6 +119,29 @@ def test_compiling_and_reading_are_slow_and_not_hung() -> None:
     assert judged(serving(samples=compilers)) == ("READY", "none", None)
     reading = (sample("TP0", "D", read_rate=5e8), sample("TP1"))
     assert judged(starting("load weights", "load weights", silent=60, samples=reading)) == ("SLOW", "storage", "TP0")
+
+
+@pytest.mark.parametrize(
+    ("given_", "rate", "word", "words"),
+    [
+        (40_000.0, 0.0, "SLOW", "weights are being read at 0.04 MB/s: slow, not hung"),
+        (0.0, 524_288.0, "SLOW", "weights are being read at 0.5 MB/s: slow, not hung"),
+        (0.0, 0.0, "HUNG", "TP0 waits for a disk that does not answer"),
+        (None, 0.0, "HUNG", "TP0 waits for a disk that does not answer"),
+    ],
+)  # fmt: skip
+def test_a_loader_s_thread_in_a_read_is_no_deadlock_of_the_rank_that_waits_for_it(
+    given_: float | None, rate: float, word: str, words: str
+) -> None:
+    stack = Stack("TP0", "py-spy", NOW - 10, ("wait (threading.py:327)", "weights_iterator (weight_utils.py:1)"))
+    wait = DiskWait("TP0", "ThreadPoolExecu", "folio_wait_bit_common")
+    deep = Deep(NOW - 10, first=(stack,), second=(stack,), waits=(wait,), given=given_)
+    reading = (sample("TP0", read_rate=rate), sample("TP1"))
+    evidence = starting("load weights", "load weights", silent=60, samples=reading, seen=Seen(deep=deep))
+    assert judged(evidence) == (word, "storage", "TP0")
+    assert diagnose(evidence).summary == words
+    assert not any(text.startswith("storage") for text in diagnose(evidence).ruled_out)
+    assert judged(replace(evidence, seen=Seen(deep=replace(deep, waits=()))))[1] != "storage" or rate
 
 
 def test_an_import_that_computes_is_given_time_and_one_that_does_not_is_hung() -> None:

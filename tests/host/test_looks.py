@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import kimi_agent
 from kimi_agent.doctor.facts import Deep, Request
-from kimi_agent.host import downloads, kernel, locks, machine, stacks
+from kimi_agent.host import diskio, downloads, kernel, locks, machine, stacks
 from kimi_agent.host.procfs import starttime
 from kimi_console.demo.engine import Engine
 
@@ -208,6 +208,18 @@ def test_a_sparse_partial_file_counts_what_is_written(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(100_000_000)
     assert downloads.sizes([path, tmp_path / "gone"])[path] < 1_000_000
+
+
+def test_what_a_disk_has_given_only_grows_and_a_thread_that_sleeps_waits_for_none(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * 100_000)
+    before = diskio.bytes_given(str(file), [os.getpid()])
+    assert before is not None
+    after = diskio.bytes_given(str(file), [os.getpid()])
+    assert after is not None
+    assert after >= before
+    assert diskio.bytes_given("/nowhere/model", [os.getpid()]) is None
+    assert diskio.waiting_threads(os.getpid()) == {}
 
 
 def test_the_oom_counter_counts_from_when_it_was_made() -> None:

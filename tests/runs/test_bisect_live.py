@@ -24,13 +24,14 @@ from kimi_console.demo.profile import demo_profile, free_port
 pytestmark = pytest.mark.engine
 
 STOPS = """
-import os, signal, threading, time
-def stop_when_a_rank():
-    while b"sglang::scheduler" not in open("/proc/self/cmdline", "rb").read():
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGSTOP)
+import os, signal, setproctitle
+rename = setproctitle.setproctitle
+def stop_when_a_rank(title):
+    rename(title)
+    if title.startswith("sglang::scheduler"):
+        os.kill(os.getpid(), signal.SIGSTOP)
 if {condition}:
-    threading.Thread(target=stop_when_a_rank, daemon=True).start()
+    setproctitle.setproctitle = stop_when_a_rank
 """
 """A module that Python imports by itself: where the condition holds, a rank stops as soon as it is one."""
 

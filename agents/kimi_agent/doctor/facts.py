@@ -94,6 +94,16 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskWait:
+    """A process of which a thread, not always its main one, stood in an uninterruptible read both times."""
+
+    rank: str
+    thread: str
+    wchan: str
+    """Where in the kernel; empty when that may not be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What decides whether GPUs can write to each other's memory."""
 
@@ -140,6 +150,10 @@ class Deep:
     disks: tuple[Disk, ...] = ()
     machine: Machine | None = None
     answers: tuple[Answer, ...] = ()
+    waits: tuple[DiskWait, ...] = ()
+    """Of the look in which both stacks are."""
+    given: float | None = None
+    """Bytes per second that came from the model's disk between the two stacks; `None` until then, or not known."""
     skipped: tuple[Skipped, ...] = ()
 
     def why_not(self, what: str) -> str | None:

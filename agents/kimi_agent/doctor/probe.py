@@ -17,10 +17,23 @@ from typing import Any, Final
 
 import msgspec
 
-from kimi_agent.doctor.facts import Answer, Deep, Disk, Growing, Lock, Machine, Partial, Port, Request, Skipped, Stack
+from kimi_agent.doctor.facts import (
+    Answer,
+    Deep,
+    Disk,
+    DiskWait,
+    Growing,
+    Lock,
+    Machine,
+    Partial,
+    Port,
+    Request,
+    Skipped,
+    Stack,
+)
 from kimi_agent.engine.loads import LOADS_PATH
 from kimi_agent.engine.options import value
-from kimi_agent.host import downloads, locks, machine, stacks
+from kimi_agent.host import diskio, downloads, locks, machine, stacks
 from kimi_agent.host.procfs import connections, holder_pid, open_files, process_tree, read_text
 
 DEADLINE: Final = 10.0
@@ -65,12 +78,13 @@ class Probes:
             self.skipped[name] = f"{type(error).__name__}: {error}"
 
 
-def look(request: Request) -> Deep:
-    """Everything but the second stacks."""
+def look(request: Request) -> tuple[Deep, "Reads | None"]:
+    """Everything but what takes a second look, and what that is to be compared with."""
     began, probes = time.time(), Probes()
     tree = process_tree(request.main)
     probes.run({
         "stack": lambda: take_stacks(request),
+        "reads": lambda: find_reads(request),
         "lock": lambda: find_locks(request, tree),
         "disk": lambda: find_disks(request),
         "download": lambda: find_growing(request, tree),
@@ -82,7 +96,7 @@ def look(request: Request) -> Deep:
     first, unseen = found.get("stack", ((), ()))
     growing, partial = found.get("download", ((), request.partial))
     skipped = [Skipped(what, why) for what, why in probes.skipped.items()]
-    return Deep(
+    deep = Deep(
         time=began,
         first=first,
         locks=found.get("lock", ()),
@@ -94,6 +108,7 @@ def look(request: Request) -> Deep:
         answers=found.get("http", ()),
         skipped=(*skipped, *unseen),
     )
+    return deep, found.get("reads")
 
 
 def take_stacks(request: Request) -> tuple[tuple[Stack, ...], tuple[Skipped, ...]]:
@@ -233,16 +248,44 @@ def ask_http(request: Request) -> tuple[Answer, ...]:
         link.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Who waits for a disk, and what it has given, at one time."""
+
+    time: float
+    threads: dict[tuple[str, int], tuple[str, str]]
+    """(name, where in the kernel) by (process, thread id)."""
+    given: int | None
+
+    def until(self, later: "Reads") -> tuple[tuple[DiskWait, ...], float | None]:
+        """The processes of which a thread waits both times, and the bytes per second between."""
+        both = {rank: later.threads[rank, thread] for rank, thread in self.threads if (rank, thread) in later.threads}
+        waits = tuple(DiskWait(rank, name, wchan) for rank, (name, wchan) in sorted(both.items()))
+        if self.given is None or later.given is None:
+            return waits, None
+        return waits, max(later.given - self.given, 0) / max(later.time - self.time, 1e-3)
+
+
+def find_reads(request: Request) -> Reads:
+    """Which threads wait for a disk now, and what the model's disk has given."""
+    threads = {
+        (rank, thread): what for rank, pid in request.ranks for thread, what in diskio.waiting_threads(pid).items()
+    }
+    return Reads(time.monotonic(), threads, diskio.bytes_given(request.model, [pid for _, pid in request.ranks]))
+
+
 def main() -> None:
     """Print the look, and with stacks print it again with the second ones; then leave, whatever is still blocked."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    found = look(request)
+    found, before = look(request)
     _print(found)
     if request.ranks:
         time.sleep(max(0.0, BETWEEN - (time.time() - found.time)))
         again = Probes()
-        again.run({"stack": lambda: take_stacks(request)})
-        _print(replace(found, second=again.found.get("stack", ((), ()))[0]))
+        again.run({"stack": lambda: take_stacks(request), "reads": lambda: find_reads(request)})
+        after = again.found.get("reads")
+        waits, given = before.until(after) if before is not None and after is not None else ((), None)
+        _print(replace(found, second=again.found.get("stack", ((), ()))[0], waits=waits, given=given))
     os._exit(0)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kimi_agent.host.procfs import read_text
+from kimi_agent.host.procfs import read_stat, read_text
 from kimi_agent.text import clean
 
 KEPT: Final = 50
@@ -66,14 +66,21 @@ def telling(record: bytes) -> str | None:
 
 
 class OomCounter:
-    """Counts what the OOM killer took from a process's cgroup since it was made."""
+    """Counts what the OOM killer took from a process's cgroup since it was made, or since the process moved there."""
 
     def __init__(self, pid: int) -> None:
-        self._path = _counter_file(pid)
-        self._before = _count(self._path)
+        self._pid = pid
+        self._path: Path | None = None
+        self._before: int | None = None
+        self.kills()
 
     def kills(self) -> int | None:
         """Kills since then; `None` when there is no counter to read."""
+        stat = read_stat(self._pid)
+        if stat is not None and stat.state not in "ZX":  # one that has ended is said to be in the root's
+            path = _counter_file(self._pid)
+            if path != self._path:  # a wrapper may move itself just after it was started
+                self._path, self._before = path, _count(path)
         now = _count(self._path)
         return None if now is None or self._before is None else max(now - self._before, 0)
 

@@ -11,6 +11,7 @@ from kimi_agent.host.procfs import (
     TICKS,
     Stat,
     boot_id,
+    bytes_read,
     descendants,
     listening,
     pids,
@@ -127,7 +128,7 @@ class ProcessSampler:
         if stat is None or stat.start != start:
             return RankSample(name, pid, "X", None, None, None, None, None, None)
         untitled = self._untitled_ticks() if name == MAIN else 0
-        reading = _Reading(now, stat, _bytes_read(pid), stat.cpu + untitled)
+        reading = _Reading(now, stat, bytes_read(pid), stat.cpu + untitled)
         before = self._before.get(name)
         self._before[name] = reading
         return RankSample(
@@ -153,13 +154,6 @@ def _read_rate(before: _Reading | None, after: _Reading) -> float | None:
     if before is None or before.read is None or after.read is None:
         return None
     return _rate(after.read - before.read, after.time - before.time)
-
-
-def _bytes_read(pid: int) -> int | None:
-    for line in (read_text(f"/proc/{pid}/io") or "").splitlines():
-        if line.startswith("read_bytes:"):
-            return int(line.split()[1])
-    return None
 
 
 def _wchan(pid: int) -> str | None:

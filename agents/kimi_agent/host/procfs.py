@@ -70,6 +70,14 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
+def bytes_read(pid: int) -> int | None:
+    """What a process and its threads have asked of disks; `None` when that may not be read."""
+    for line in (read_text(f"/proc/{pid}/io") or "").splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    return None
+
+
 def starttime(pid: int) -> int | None:
     """Ticks between boot and the process's start; `None` when it is gone or a zombie."""
     stat = read_stat(pid)

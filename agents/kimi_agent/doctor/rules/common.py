@@ -144,7 +144,8 @@ def ruled_out(evidence: Evidence) -> tuple[str, ...]:
     if ranks and not any(sample.compiling for sample in ranks):
         found.append("compilation (no compiler runs below any rank)")
     faults = [sample.major_faults for sample in ranks]
-    if ranks and all(rate is not None and rate < 1 for rate in faults) and not any(s.state == "D" for s in ranks):
+    waits = any(s.state == "D" for s in ranks) or (evidence.fresh is not None and evidence.fresh.waits)
+    if ranks and all(rate is not None and rate < 1 for rate in faults) and not waits:
         found.append("storage (0 major faults/s, no rank waits for a disk)")
     if evidence.capture and evidence.heartbeats >= {rank.rank for rank in evidence.ranks}:
         found.append(f"the capture plugin (all {len(evidence.ranks)} ranks report it)")

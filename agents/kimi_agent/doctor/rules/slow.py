@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from kimi_agent.doctor.evidence import GONE, Evidence
-from kimi_agent.doctor.facts import Lock, Stack
+from kimi_agent.doctor.facts import DiskWait, Lock, Stack
 from kimi_agent.doctor.rules.common import (
     BUSY,
     MANY_FAULTS,
@@ -34,6 +34,10 @@ WAITS_FOR_LOCK: Final = re.compile(
 BATON: Final = "torch/utils/file_baton.py"
 _NEAR: Final = 8
 """Frames from the innermost within which such a wait is seen."""
+BYTES_COME: Final = ("a deadlock (bytes come in)",)
+SLOW_DISK_ADVICE: Final = (
+    "put the weights on a local disk", "--weight-loader-disable-mmap helps where a network disk is mapped",
+)  # fmt: skip
 STUCK_DISK: Final = 20.0
 """Seconds without progress, with a rank in an uninterruptible read that brings nothing."""
 
@@ -99,38 +103,65 @@ def storage(evidence: Evidence) -> Verdict | None:
     disk = next((disk for disk in evidence.deep.disks if disk.what == "model"), None) if evidence.deep else None
     where = [f"disk: {disk.path} is on {disk.kind}"] if disk is not None else []
     if not reading:
-        return _stuck_disk(evidence, where)
+        return _slow_disk(evidence, where) or _stuck_disk(evidence, where)
     rate = sum(sample.read_rate or 0.0 for sample in reading)
     summary = f"weights are being read at {rate / 1e6:.{0 if rate >= 1e7 else 1}f} MB/s: slow, not hung"
     lines = (*map(describe, reading), *where)
-    advice = ("put the weights on a local disk", "--weight-loader-disable-mmap helps where a network disk is mapped")
-    return Verdict("storage", summary, reading[0].rank, 0.8, lines, ("a deadlock (bytes come in)",), advice)
+    return Verdict("storage", summary, reading[0].rank, 0.8, lines, BYTES_COME, SLOW_DISK_ADVICE)
+
+
+def _waits(evidence: Evidence) -> list[DiskWait]:
+    """The ranks of which some thread, mostly a loader's, stands in a read."""
+    ranks = {rank.rank for rank in evidence.ranks}
+    return [wait for wait in evidence.fresh.waits if wait.rank in ranks] if evidence.fresh is not None else []
+
+
+def _slow_disk(evidence: Evidence, where: list[str]) -> Verdict | None:
+    """A read that takes longer than a look, of a disk that gives something."""
+    waits, given = _waits(evidence), evidence.fresh.given if evidence.fresh is not None else None
+    if not waits or not given:
+        return None
+    summary = f"weights are being read at {given / 1e6:.2g} MB/s: slow, not hung"
+    lines = (*map(_told, waits), *where)
+    return Verdict("storage", summary, waits[0].rank, 0.8, lines, BYTES_COME, SLOW_DISK_ADVICE)
+
+
+def _told(wait: DiskWait) -> str:
+    return f"proc: {wait.rank}, thread {wait.thread}: in a read" + (f", waits in {wait.wchan}" if wait.wchan else "")
 
 
 def _reading(evidence: Evidence) -> list[RankSample]:
+    waits = {wait.rank for wait in _waits(evidence)}
     return [
         sample
         for sample in evidence.samples
         if (sample.read_rate or 0.0) > SLOW_READ
         or (sample.major_faults or 0.0) > MANY_FAULTS
-        or (sample.state == "D" and (sample.read_rate or 0.0) > 0)
+        or ((sample.state == "D" or sample.rank in waits) and (sample.read_rate or 0.0) > 0)
     ]
 
 
 def storage_moves(evidence: Evidence) -> bool:
     """Whether bytes come in from storage."""
-    return bool(_reading(evidence))
+    return bool(_reading(evidence)) or bool(_waits(evidence) and evidence.fresh and evidence.fresh.given)
 
 
 def _stuck_disk(evidence: Evidence, where: list[str]) -> Verdict | None:
     ranks = {rank.rank for rank in evidence.ranks}
     waiting = [sample for sample in evidence.samples if sample.state == "D" and sample.rank in ranks]
-    if not waiting or silence(evidence) <= STUCK_DISK or not _waited(evidence, waiting[0].rank):
+    if silence(evidence) <= STUCK_DISK:
         return None
-    summary = f"{names_of(s.rank for s in waiting)} waits for a disk that does not answer"
-    lines = (*map(describe, waiting), *where)
+    if waiting and _waited(evidence, waiting[0].rank):
+        names, lines = [sample.rank for sample in waiting], [*map(describe, waiting)]
+    else:
+        waits = _waits(evidence)
+        names = [wait.rank for wait in waits]
+        lines = [_told(wait) for wait in waits]
+    if not names:
+        return None
+    summary = f"{names_of(names)} waits for a disk that does not answer"
     advice = ("look at the mount of the model's path and the kernel log: a network disk may be gone",)
-    return Verdict("storage", summary, waiting[0].rank, 0.7, lines, ruled_out(evidence), advice)
+    return Verdict("storage", summary, names[0], 0.7, (*lines, *where), ruled_out(evidence), advice)
 
 
 def _waited(evidence: Evidence, rank: str) -> bool:
