@@ -24,6 +24,7 @@ from kimi_agent.host.kernel import KernelLog, OomCounter
 from kimi_agent.host.locks import CACHE_VARIABLES
 from kimi_agent.host.machine import EXCEPTIONS, PROXIES, environment, proxy_for
 from kimi_agent.host.proc import MAIN
+from kimi_agent.host.procfs import read_stat
 from kimi_agent.model.events import GpuSample, RunStarted, Verdict
 from kimi_agent.model.phases import IMPORT, WARM_UP
 
@@ -108,7 +109,9 @@ class Examiner:
         self._log.close()
 
     def _kernel_now(self) -> Kernel:
-        if time.monotonic() - self._kernel_time >= KERNEL_PERIOD:
+        # What ended the server is told once, at its end: by what the kernel says then, not two seconds before.
+        stat = read_stat(self._run.pid)
+        if stat is None or stat.state in GONE or time.monotonic() - self._kernel_time >= KERNEL_PERIOD:
             self._kernel_time = time.monotonic()
             self._kernel = Kernel(tuple(self._log.read()), self._kills.kills(), self._log.why)
         return self._kernel
