@@ -97,8 +97,10 @@ class Sshd:
 
     def stop(self) -> None:
         """End the server with all its sessions, as when the host goes down."""
-        self.cut_connections()
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)  # a session that it took now would outlive it
+            self.cut_connections()
+            self.process.kill()
         self.process.wait(10)
         deadline = time.monotonic() + 10
         with suppress(OSError):  # a child that was just forked may still have the port: what it takes is reset

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kimi_capture.format import COMMITS
 
 Maker = Callable[..., Any]
 FIRST = "shard-TP0-000000.safetensors"
+WORKER = "kimi_agent.shards.inspect.worker"
 
 
 @pytest.fixture
@@ -33,9 +35,12 @@ async def inspector(tmp_path: Path) -> AsyncIterator[Inspector]:
 
 def children(word: str) -> list[psutil.Process]:
     """Processes below this one that have a word in their command line, and all below them."""
-    below = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    found = [one for one in below if any(word in part for part in one.as_dict(["cmdline"])["cmdline"] or ())]
-    return [process for one in found for process in (one, *one.children(recursive=True))]
+    found: list[psutil.Process] = []
+    for one in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if one.status() != psutil.STATUS_ZOMBIE and any(word in part for part in one.cmdline()):
+                found += [one, *one.children(recursive=True)]
+    return found
 
 
 def began(count: int, word: str) -> list[psutil.Process]:
@@ -45,7 +50,7 @@ def began(count: int, word: str) -> list[psutil.Process]:
     return found
 
 
-def worker(word: str = "kimi_agent.shards.inspect.worker") -> psutil.Process:
+def worker(word: str = WORKER) -> psutil.Process:
     (found,) = children(word)
     return found
 
@@ -143,7 +148,9 @@ async def test_a_disk_that_does_not_answer_costs_the_agent_nothing(
 async def test_an_idle_process_is_let_go(dump: Any, inspector: Inspector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "IDLE", 0.1)
     assert (await inspector.methods()["samples"](dump="d1"))["total"] == 6
-    await gone(worker())
+    for process in children(WORKER):  # none, when it was quicker
+        await gone(process)
+    assert children(WORKER) == []
     assert (await inspector.methods()["samples"](dump="d1"))["total"] == 6
 
 

@@ -24,6 +24,7 @@ class Match:
         """`key` is the dump's directory, the shard and the sample's place in it."""
         self.key = key
         self._began = self._asked = monotonic()
+        self._left = False
         self._task = asyncio.create_task(self._run())
         self._guard = asyncio.create_task(self._watch())
 
@@ -39,10 +40,16 @@ class Match:
             raise KimiError("the forward pass was given up, since nobody waited for it", "Ask again.", slug="left")
         return await self._task if self._task.done() else {"running": round(monotonic() - self._began, 1)}
 
-    def cancel(self) -> None:
-        """Kill it."""
-        self._task.cancel()
+    async def close(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self._leave()
         self._guard.cancel()
+        await asyncio.wait((self._task, self._guard))
+
+    def _leave(self) -> None:
+        if not self._left:  # once: cancelled again, it would not wait for what it kills
+            self._left = True
+            self._task.cancel()
 
     async def _run(self) -> dict[str, Any]:
         directory, shard, place = self.key
@@ -61,6 +68,6 @@ class Match:
         while not self._task.done():
             left = self._asked + ASKED - monotonic()
             if left <= 0:
-                self._task.cancel()
+                self._leave()
                 return
             await asyncio.wait((self._task,), timeout=left)

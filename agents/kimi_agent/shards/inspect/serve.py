@@ -46,7 +46,7 @@ class Inspector:
     async def close(self) -> None:
         """End all that was started."""
         if self._match is not None:
-            self._match.cancel()
+            await self._match.close()
         await asyncio.gather(*(child.close() for child in self._children))
 
     async def dumps(self) -> Any:
@@ -70,11 +70,12 @@ class Inspector:
         The model is run while this is asked for; it is killed when nobody has asked for `ASKED` seconds.
         """
         key = (self._directory(dump), str(shard), int(place))
-        if self._match is None or self._match.key != key:
-            if self._match is not None:
-                self._match.cancel()
-            self._match = Match(key)
-        return await self._match.look()
+        match = before = self._match
+        if match is None or match.key != key:
+            self._match = match = Match(key)
+            if before is not None:
+                await before.close()
+        return await match.look()
 
     async def _of_dump(self, operation: str, dump: str, **params: Any) -> Any:
         return await self._ask(operation, directory=self._directory(dump), **params)
