@@ -261,7 +261,11 @@ def _spawn_and_wait(home: Home, before: list[str]) -> Client | None:
     deadline, ended = time.monotonic() + START_DEADLINE, False
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            return Client(home.socket)
+            client = Client(home.socket)
+            if not before and not ended and client.hello.get("pid") != pid:  # it would be the next one when that ends
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            return client
         if ended and not locked(home.journal):
             return None
         # Where another one holds the journal it is about to answer.

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kimi_agent.bundle import DIST_INFO, build_id, ensure_bundle, prune
@@ -109,9 +110,19 @@ def test_an_agent_that_another_operator_uses_is_shared(home: Home, older: Path) 
 def test_many_that_start_it_at_once_share_one_agent(home: Home) -> None:
     with ThreadPoolExecutor(4) as pool:
         clients = list(pool.map(lambda _: connect(home, start=True), range(4)))
-    assert len({client.hello["pid"] for client in clients}) == 1
+    (agent,) = {client.hello["pid"] for client in clients}
     for client in clients:
         client.close()
+    started = [one for one in psutil.Process().children() if one.pid != agent and started_for(one, home)]
+    assert psutil.wait_procs(started, 30)[1] == [], "one that came too late would be the next agent"
+
+
+def started_for(process: psutil.Process, home: Home) -> bool:
+    """Whether a process is an agent of this home, or was to be one."""
+    try:
+        return str(home.root) in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def make_bundle(place: Path, name: str, age: float) -> Path:
