@@ -141,7 +141,7 @@ def test_a_loader_s_thread_in_a_read_is_no_deadlock_of_the_rank_that_waits_for_i
     assert judged(evidence) == (word, "storage", "TP0")
     assert diagnose(evidence).summary == words
     assert not any(text.startswith("storage") for text in diagnose(evidence).ruled_out)
-    assert judged(replace(evidence, seen=Seen(deep=replace(deep, waits=()))))[1] != "storage" or rate
+    assert judged(replace(evidence, seen=Seen(deep=replace(deep, waits=()))))[1] != "storage"
 
 
 def test_an_import_that_computes_is_given_time_and_one_that_does_not_is_hung() -> None:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from kimi_agent.errors import UsageError
@@ -15,6 +14,8 @@ from kimi_agent.feed import serve
 from kimi_agent.feed.serve import Feeds
 from kimi_agent.paths import Home
 from kimi_agent.wire.rpc import READ_ONLY
+
+from .test_inspector import children
 
 
 @pytest.fixture
@@ -71,9 +72,7 @@ async def test_a_feed_is_stopped_and_ends_with_the_agent(
     silent.bind(str(path))
     silent.listen()
     await feeds.start(str(data), "d1")
-    (process,) = [
-        one for one in psutil.Process().children() if str(data) in (one.as_dict(["cmdline"])["cmdline"] or ())
-    ]
+    (process,) = children(str(data))
     process.suspend()  # it cannot follow a signal, as one that waits for a disk cannot
     assert (await feeds.stop())["state"] == "stopping"
     assert os.getsid(process.pid) == process.pid

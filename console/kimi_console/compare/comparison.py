@@ -105,7 +105,6 @@ class _Said:
     end: float = 0.0
     lines: list[tuple[str, str, str]] = field(default_factory=list)
     """(phase, what it says, the line)."""
-    arguments: dict[str, str] = field(default_factory=dict)
     total: int = 0
 
 
@@ -133,14 +132,12 @@ def _read(recording: Recording) -> _Said:
             before, state = state.run, resume(state, event)
             run = state.run
             if run is None or (before is not None and before.started.run != run.started.run):
-                said.lines, said.arguments, said.total = [], {}, 0
+                said.lines, said.total = [], 0
             if run is not None and isinstance(event.body, LogLines | Snapshot):
                 said.total = max(said.total + len(event.body.lines), run.log_lines)
                 if run.ready_time is None and len(said.lines) < MOST_LINES:
                     phase = run.front or PHASES[-1]
                     said.lines += [(phase, normal_form(line), line) for line in event.body.lines]
-                    for line in event.body.lines if not said.arguments else ():
-                        said.arguments = arguments(line) or said.arguments
     said.run, said.end = state.run, state.time or 0.0
     return said
 
@@ -198,10 +195,10 @@ def _parting(a: _Said, forms_a: set[str], b: _Said, forms_b: set[str]) -> Partin
 
 
 def _arguments(a: _Said, b: _Said) -> tuple[ArgumentPair, ...]:
-    if not a.arguments or not b.arguments:
+    given_a, given_b = (next(filter(None, (arguments(line) for _, _, line in said.lines)), {}) for said in (a, b))
+    if not given_a or not given_b:
         return ()
-    names = [*a.arguments, *(name for name in b.arguments if name not in a.arguments)]
-    pairs = (ArgumentPair(name, a.arguments.get(name), b.arguments.get(name)) for name in names)
+    pairs = (ArgumentPair(name, given_a.get(name), given_b.get(name)) for name in {**given_a, **given_b})
     return tuple(pair for pair in pairs if pair.a != pair.b)
 
 

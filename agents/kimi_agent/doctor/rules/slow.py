@@ -116,10 +116,15 @@ def _waits(evidence: Evidence) -> list[DiskWait]:
     return [wait for wait in evidence.fresh.waits if wait.rank in ranks] if evidence.fresh is not None else []
 
 
+def _given(evidence: Evidence) -> float:
+    """Bytes per second of the disk that those wait for; 0 when nobody waits, or when that is not known."""
+    return (evidence.fresh.given or 0.0) if evidence.fresh is not None and _waits(evidence) else 0.0
+
+
 def _slow_disk(evidence: Evidence, where: list[str]) -> Verdict | None:
     """A read that takes longer than a look, of a disk that gives something."""
-    waits, given = _waits(evidence), evidence.fresh.given if evidence.fresh is not None else None
-    if not waits or not given:
+    waits, given = _waits(evidence), _given(evidence)
+    if not given:
         return None
     summary = f"weights are being read at {given / 1e6:.2g} MB/s: slow, not hung"
     lines = (*map(_told, waits), *where)
@@ -143,7 +148,7 @@ def _reading(evidence: Evidence) -> list[RankSample]:
 
 def storage_moves(evidence: Evidence) -> bool:
     """Whether bytes come in from storage."""
-    return bool(_reading(evidence)) or bool(_waits(evidence) and evidence.fresh and evidence.fresh.given)
+    return bool(_reading(evidence)) or _given(evidence) > 0
 
 
 def _stuck_disk(evidence: Evidence, where: list[str]) -> Verdict | None:

@@ -67,6 +67,7 @@ class Columns(Overlay[ScreenResultType]):
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
         super().__init__(ascii=ascii)
         self.set_class(ascii, "-ascii")
+        self._ascii = ascii
         self._rows.id = "details"
         self._control = control
         self._error: KimiError | None = None

@@ -156,7 +156,7 @@ class SampleScreen(Columns[bool]):
     def action_boundary(self) -> None:
         """Hold the rows against the model's own states."""
         screen = Report(f"Which boundary is it?  {self._rid}", self._control, "boundary", self._where, boundary_match,
-                        ascii=self.has_class("-ascii"))  # fmt: skip
+                        ascii=self._ascii)  # fmt: skip
         self.app.push_screen(screen)
 
     def action_leave(self, board: bool) -> None:

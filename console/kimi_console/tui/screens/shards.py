@@ -1,6 +1,5 @@
 """The shard browser: dumps, then shards, then samples, then tokens."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.ask import Ask
 from kimi_console.tui.screens.beside import Report, dump_pair, sample_pair
 from kimi_console.tui.screens.launch_form import error_lines
-from kimi_console.tui.screens.overlay import Columns
+from kimi_console.tui.screens.overlay import Columns, Request
 from kimi_console.tui.screens.sample import SampleScreen
 from kimi_console.tui.screens.steps import Dumps, Paged, Step
 
@@ -60,7 +59,6 @@ class ShardBrowser(Columns[None]):
 
     def __init__(self, control: Control, *, ascii: bool = False) -> None:  # noqa: A002 - the option's name
         super().__init__(control, ascii=ascii)
-        self._ascii = ascii
         self._steps: list[Step] = [Dumps()]
         self._marked: Chosen | None = None
         """What the next one is compared with."""
@@ -207,10 +205,6 @@ class ShardBrowser(Columns[None]):
         self._error = None
         self.draw()
 
-    def action_close(self) -> None:
-        """To the board."""
-        self.dismiss(None)
-
     def action_reload(self) -> None:
         """Ask for the dumps again."""
         self._steps = [Dumps()]
@@ -255,7 +249,7 @@ class ShardBrowser(Columns[None]):
             here = step.window.row(self._items.row or 0)
             self.load(partial(self._next_bad, step, -1 if here is None else int(here["number"])))
 
-    async def _next_bad(self, step: Paged, number: int, request: Callable[..., Awaitable[Any]]) -> None:
+    async def _next_bad(self, step: Paged, number: int, request: Request) -> None:
         answer: dict[str, Any] = {"done": False, "at": number}
         while not answer["done"]:
             answer = await request("bad_sample", dump=step.dump, number=answer["at"], step=1)

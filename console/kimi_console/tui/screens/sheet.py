@@ -13,18 +13,18 @@ class Sheet(Overlay[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter,left", "close", show=False)]
 
-    def __init__(self, title: str, content: Content, *, hint: str = "Esc back", end: bool = False,
-                 ascii: bool = False) -> None:  # noqa: A002 - the option's name  # fmt: skip
+    def __init__(
+        self, title: str, content: Content, *, end: bool = False, ascii: bool = False  # noqa: A002 - the option's name
+    ) -> None:  # fmt: skip
         super().__init__(ascii=ascii)
         self._title = title
         self._content = content
-        self._hint = hint
         self._end = end
 
     def on_mount(self) -> None:
         """The lines take the keys."""
         self._rows.focus()
-        self.hint(self._hint)
+        self.hint("Esc back")
 
     def draw(self) -> None:
         """The lines at this width."""
