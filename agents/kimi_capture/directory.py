@@ -115,25 +115,26 @@ class WriterLock:
             os.close(fd)
 
 
-def append_durably(path: Path, line: bytes) -> None:
-    """Append one line to a file and fsync it; several processes may.
+def append_durably(path: Path, lines: bytes) -> None:
+    """Append whole lines to a file and fsync it; several processes may.
 
-    Raises OSError; then the line is not there, and the same call can be repeated.
+    Raises OSError; then none of them is there, and the same call can be repeated.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         size = _cut_torn(fd)
         try:
-            if os.write(fd, line) != len(line):
+            if os.write(fd, lines) != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(fd)
+            if not size:
+                fsync_directory(path.parent)
         except OSError:
             os.ftruncate(fd, size)
             raise
     finally:
         os.close(fd)
-    fsync_directory(path.parent)
 
 
 def cut_torn_line(path: Path) -> int:

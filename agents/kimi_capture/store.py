@@ -3,8 +3,10 @@
 Commit rule: temporary file + fsync + rename + directory fsync + one appended, fsynced line in `commits.jsonl`.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -46,12 +48,56 @@ class Committing(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Group:
+    """Lines that become durable together."""
+
+    lines: list[bytes] = field(default_factory=list)
+    done: bool = False
+    error: OSError | None = None
+
+
+class CommitList:
+    """A dump's list of commits. Shards that are ready while the disk is busy with others' lines share its next flush.
+
+    Thread-safe.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open = Group()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def add(self, line: bytes) -> None:
+        """Make the names in the directory durable, then this line. Blocks; raises OSError, then no line is there."""
+        with self._lock:
+            group = self._open
+            group.lines.append(line)
+        with self._turn:
+            if not group.done:
+                self._write(group)
+        if group.error is not None:
+            raise OSError(group.error.errno, group.error.strerror) from group.error
+
+    def _write(self, group: Group) -> None:
+        with self._lock:
+            self._open = Group()
+        try:
+            fsync_directory(self._directory)
+            append_durably(self._directory / COMMITS, b"".join(group.lines))
+        except OSError as error:
+            group.error = error
+        group.done = True
+
+
 class Committer:
     """Commits in the calling thread."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._directory = directory
         self._manifest = manifest
+        self._list = CommitList(directory)
         self._windows = Windows()
 
     def commit(
@@ -67,7 +113,7 @@ class Committer:
         size, digest = self._place(name, buffers)
         rids = tuple(sample.rid for sample in samples)
         commit = Commit(name, size, sum(sample.rows for sample in samples), len(samples), digest, time.time(), rids)
-        append_durably(self._directory / COMMITS, encode_commit(commit))
+        self._list.add(encode_commit(commit))
         return commit
 
     def close(self) -> None:
@@ -80,7 +126,6 @@ class Committer:
             temporary.rename(self._directory / name)
         finally:
             temporary.unlink(missing_ok=True)
-        fsync_directory(self._directory)
         return placed
 
 

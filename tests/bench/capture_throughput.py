@@ -118,11 +118,15 @@ class Bench:
             return tokens / prefill(server, body)
         with dumping(server, place / name) as result:
             time.sleep(PAUSE)
+            asked = time.time()
             seconds = prefill(server, body)
         dump = result["dump"]
         self.check(
             f"{kind} dump", dump["committed"] == tokens and not dump["missing"] and not dump["errors"], str(dump)
         )
+        commits = [commit.time for commit in read_commits(place / name)[0]]
+        self.numbers[f"{kind} first commit, seconds"].append(min(commits) - asked)
+        self.numbers[f"{kind} last commit, seconds"].append(max(commits) - asked)
         self.numbers[f"{kind} durable"].append(tokens / (seconds + result["stop_s"]))
         self.numbers[f"{kind} held back"].append(dump["held_back_s"] / seconds)
         self.numbers[f"{kind} hook_us"].append(result["hook_us"])
@@ -278,7 +282,7 @@ def together(bench: Bench, quick: bool) -> None:
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk), "memory": Variant(ours, bench.memory),
     }  # fmt: skip
-    bench.part("sustained", 35, lambda: bench.sustained(ours, bench.lane.prompts * 6, 1 if quick else 3))
+    bench.part("sustained", 70, lambda: bench.sustained(ours, bench.lane.prompts * 12, 1 if quick else 2))
     bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
     bench.part("decode", 35, lambda: bench.decode_rounds(variants, rounds, 16 if quick else 384))
     ours.bare(False)

@@ -27,8 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from kimi_agent.shards.dumps import is_dump
 from kimi_agent.shards.repair import repair
 from kimi_agent.shards.verify import verify
@@ -178,16 +176,19 @@ def crash(kind: str, source: random.Random, directory: Path, *, resume: bool) ->
         fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", 2))
         os.close(fd)
     hit = writer.end() != 0
-    while scribe_lives(writer):  # it ends what it began
-        time.sleep(0.005)
+    if writer.scribe:
+        wait_for_end(writer.scribe)  # it ends what it began
     return writer, hit
 
 
-def scribe_lives(writer: Writer) -> bool:
+def wait_for_end(pid: int) -> None:
+    """Until no thread of a process is left: one that still ends holds its locks, though the process is a zombie."""
     try:
-        return writer.scribe > 0 and psutil.Process(writer.scribe).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([fd], [], [], 60)[0], "the writing process hangs"
+    os.close(fd)
 
 
 def judge(directory: Path, reported: list[list[Any]]) -> str:

@@ -102,6 +102,8 @@ def test_a_whole_model_passes_and_each_damage_is_named_with_its_file(tmp_path: P
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds no weights" in looked(empty, "refuse")["model-files"]
+    made_up = model_checks(empty, tokenizer=None, trusts=False, wants_tokenizer=False, wants_weights=False)
+    assert named(made_up, "refuse") == {}
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))

@@ -23,7 +23,9 @@ MAX_HEADER: Final = 100_000_000
 SHOWN: Final = 3
 
 
-def model_checks(model: Path, *, tokenizer: str | None, trusts: bool, wants_tokenizer: bool = True) -> list[Check]:
+def model_checks(
+    model: Path, *, tokenizer: str | None, trusts: bool, wants_tokenizer: bool = True, wants_weights: bool = True
+) -> list[Check]:
     """The checks of a model's directory.
 
     `tokenizer` is a directory given for the tokenizer alone, `trusts` whether code of the model may run.
@@ -33,7 +35,7 @@ def model_checks(model: Path, *, tokenizer: str | None, trusts: bool, wants_toke
     config, broken = _json(model / "config.json")
     checks = [broken] if broken is not None else []
     checks += [_tokenizer(Path(tokenizer) if tokenizer else model)] if wants_tokenizer else []
-    checks += [*_weights(model), *_partial(model), _far(model)]
+    checks += [*_weights(model), *_partial(model), _far(model)] if wants_weights else []
     if config is not None and not trusts and _runs_code(model, config):
         checks.append(warn("trust", f"{model.name} brings code of its own, which SGLang only runs with leave",
                            "Add --trust-remote-code to [server] flags if you trust it."))  # fmt: skip

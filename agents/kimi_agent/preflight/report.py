@@ -81,6 +81,7 @@ def _model(plan: Plan) -> list[Check]:
         tokenizer=options.value(argv, "--tokenizer-path"),
         trusts=options.present(argv, "--trust-remote-code"),
         wants_tokenizer=not options.present(argv, "--skip-tokenizer-init"),
+        wants_weights=options.value(argv, "--load-format") != "dummy",
     )
 
 
