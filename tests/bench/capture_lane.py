@@ -25,6 +25,8 @@ from kimi_agent.bundle import ensure_bundle
 
 REPOSITORY = Path(__file__).parents[2]
 GPU_SHELL = '. .gpu/env.sh && exec python3 -m sglang.launch_server "${GPU_FLAGS[@]}" "$@"'
+RAW_MEMORY = 1 << 30
+RAW_WINDOW = 8 << 20
 AUX = ["--disable-radix-cache", "--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
 
 
@@ -261,11 +263,16 @@ def dumping(server: Server, directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def raw_disk(directory: Path, size: int, threads: int = 6) -> float:
-    """Bytes a second that the disk takes: 8 MiB O_DIRECT writes of random bytes by several threads, fsynced."""
+    """Bytes a second that the disk takes: 8 MiB O_DIRECT writes by several threads, each with one fsync at its end.
+
+    Of more memory than processors cache, as rows are: one window written again and again is a fifth faster on a VM.
+    """
     directory.mkdir()
-    window = mmap.mmap(-1, 8 << 20)
-    window.write(np.random.default_rng(0).bytes(len(window)))
-    count = size // threads // len(window) + 1
+    memory = mmap.mmap(-1, RAW_MEMORY)
+    part = np.random.default_rng(0).bytes(64 << 20)
+    for first in range(0, RAW_MEMORY, len(part)):
+        memory[first : first + len(part)] = part
+    count = size // threads // RAW_WINDOW + 1
 
     def write(number: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT
@@ -274,13 +281,16 @@ def raw_disk(directory: Path, size: int, threads: int = 6) -> float:
         except OSError:
             fd = os.open(directory / str(number), flags)
         for index in range(count):
-            os.pwrite(fd, window, index * len(window))
+            first = (number * count + index) * RAW_WINDOW % RAW_MEMORY
+            with memoryview(memory)[first : first + RAW_WINDOW] as window:
+                os.pwrite(fd, window, index * RAW_WINDOW)
         os.fsync(fd)
         os.close(fd)
 
     began = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(write, range(threads)))
-    rate = threads * count * len(window) / (time.perf_counter() - began)
+    rate = threads * count * RAW_WINDOW / (time.perf_counter() - began)
     shutil.rmtree(directory)
+    memory.close()
     return rate

@@ -45,6 +45,8 @@ COMMITS_ALL = 9
 GOING_DOWN = 0x8004587D
 """ext4's ioctl that ends all I/O at once; 2 as its argument leaves the journal in memory unwritten."""
 WRITES = ("write", "pwrite")
+REPORT = os.write
+"""Not one of the calls that a crash comes in: a line cut in two is no line, and another thread's may follow."""
 CALLS = (*WRITES, "open", "fsync", "rename", "link", "unlink", "ftruncate", "mkdir")
 
 
@@ -55,11 +57,11 @@ class Reporting(Store):
         super().__init__(directory, "TP0", manifest(), resume=resume, start=partial(Scribe, Arena()) if apart else None)
         self._out = out
         scribe = self._committer.pid if isinstance(self._committer, Scribe) else 0
-        os.write(out, f"{json.dumps(scribe)}\n".encode())
+        REPORT(out, f"{json.dumps(scribe)}\n".encode())
 
     def commit(self, *args: Any, **options: Any) -> Commit:
         commit = super().commit(*args, **options)
-        os.write(self._out, f"{json.dumps([commit.shard, commit.bytes, commit.rows, commit.xxh3])}\n".encode())
+        REPORT(self._out, f"{json.dumps([commit.shard, commit.bytes, commit.rows, commit.xxh3])}\n".encode())
         return commit
 
 

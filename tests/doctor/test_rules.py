@@ -1,5 +1,6 @@
 """The doctor on evidence of a live host: each cause by its name, and no word that says more than is known."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -249,6 +250,37 @@ def test_any_evidence_gets_a_verdict_with_sourced_lines_and_ready_is_never_a_gue
         assert verdict.kind == "none"
         assert evidence.ready
         assert not evidence.live or (evidence.stale is not None and evidence.stale <= 10)
+
+
+def builds(until: int, stacks_at: float, ends: int) -> Iterator[tuple[int, str]]:
+    """What a look a second says of ranks that have kernels compiled one after the other, with pauses, then stand still.
+
+    Second by second the verdict's kind; at `stacks_at` and later there are two equal looks at a wait for a compiler.
+    """
+    frames = ("_PollLikeSelector.select (selectors.py:415)", "Popen._communicate (subprocess.py:2115)")
+    stacks = tuple(Stack(rank, "py-spy", NOW + stacks_at, frames) for rank in ("TP0", "TP1"))
+    before, tracker = None, PhaseTracker(("TP0", "TP1"))
+    entered = (ev.PhaseEntered("r", "TP0", "graphs"), ev.PhaseEntered("r", "TP1", "graphs"))
+    for second in range(until):
+        tools = ("ninja", "nvcc") if second < ends and second % 20 < 14 else ()
+        body = ev.RanksSampled("r", (sample("TP0", compiling=tools), sample("TP1", compiling=tools)))
+        deep = Deep(NOW + stacks_at, first=stacks, second=stacks) if second > stacks_at + 6 else None
+        run = run_of(*entered, body)
+        before = evidence_of(run, tracker, NOW + second, before=before, seen=Seen(deep=deep))
+        yield second, diagnose(before).kind
+
+
+def test_a_pause_between_two_compilers_is_no_deadlock() -> None:
+    """As seen on an H200: five kernels one after the other, and a look at the ranks between two of them."""
+    kinds = list(builds(140, stacks_at=55.0, ends=120))
+    assert {kind for second, kind in kinds if second <= 15} == {"none"}
+    assert {kind for second, kind in kinds if 15 < second < 120} == {"compiling"}
+
+
+def test_a_rank_that_stands_still_after_its_compilers_is_named_within_a_minute() -> None:
+    kinds = list(builds(140, stacks_at=100.0, ends=80))
+    assert {kind for second, kind in kinds if 85 <= second < 103} <= {"none", "compiling"}
+    assert "deadlock" in {kind for second, kind in kinds if second < 74 + 60}
 
 
 def held(detokenizer: RankSample, frame: str, before: Evidence | None, now: float) -> Evidence:

@@ -22,6 +22,8 @@ Times = tuple[tuple[str, float], ...]
 """(name of a process, Unix seconds)."""
 CROWDED: Final = 90.0
 """Percent of all cores above which processes wait for each other."""
+PAUSE: Final = 10.0
+"""Seconds between two compilers of one build: kernels are built one after the other, with Python in between."""
 REST: Final = 5.0
 """Percent of a core below which a process only waits."""
 
@@ -157,6 +159,9 @@ class Evidence:
     stopped_since: Times = ()
     """(name, Unix seconds) of the processes that were seen stopped at every look since."""
     compiling_since: Times = ()
+    """Ranks below which compilers run, or did `PAUSE` seconds ago at most."""
+    compiled: tuple[tuple[str, float, tuple[str, ...]], ...] = ()
+    """(rank, Unix seconds, compilers) of the last compilers seen below each rank."""
     waiting_since: Times = ()
     """The same, for an uninterruptible wait."""
     held_since: Times = ()
@@ -252,6 +257,8 @@ def evidence_of(
     gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
     known = before.dead if before is not None else ()
     seen = seen or Seen()
+    compiled = _compiled(run.samples, before.compiled if before is not None else (), now)
+    moves += [time for _, time, _ in compiled if now - time > PAUSE]  # until then it is told as what it is
     found = Evidence(
         now=now,
         ranks=run.ranks,
@@ -266,6 +273,7 @@ def evidence_of(
         exited=run.exited,
         capture=run.started.capture,
         heartbeats=frozenset(report.rank for report in run.capture),
+        compiled=compiled,
         seen=seen,
         port=run.started.port,
         baseline=run.baseline,
@@ -281,7 +289,7 @@ def _with_durations(evidence: Evidence, before: Evidence | None) -> Evidence:
     """The evidence with since when its processes have been as they are."""
     last, now = before or evidence, evidence.now
     in_state = {state: [one.rank for one in evidence.samples if one.state == state] for state in "TD"}
-    compiling = [one.rank for one in evidence.samples if one.compiling]
+    compiling = [rank for rank, time, _ in evidence.compiled if now - time <= PAUSE]
     held = [one.rank for one in evidence.samples if evidence.ready and one.rank == DETOKENIZER and _held(one)]
     return replace(
         evidence,
@@ -291,6 +299,15 @@ def _with_durations(evidence: Evidence, before: Evidence | None) -> Evidence:
         held_since=_kept(held, last.held_since, now),
         quiet_since=_quiet(evidence, last.quiet_since),
     )
+
+
+def _compiled(
+    samples: tuple[RankSample, ...], before: tuple[tuple[str, float, tuple[str, ...]], ...], now: float
+) -> tuple[tuple[str, float, tuple[str, ...]], ...]:
+    """`Evidence.compiled` at `now`, by what it was before."""
+    found = {rank: (rank, time, tools) for rank, time, tools in before}
+    found |= {one.rank: (one.rank, now, one.compiling) for one in samples if one.compiling}
+    return tuple(found.values())
 
 
 def _held(sample: RankSample) -> bool:

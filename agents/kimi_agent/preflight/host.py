@@ -101,6 +101,8 @@ def _ninja(python: str, environment: Mapping[str, str]) -> Check:
 def _driver(plan: Plan, environment: Mapping[str, str]) -> Check:
     text = read_text("/proc/driver/nvidia/version")
     driver = _DRIVER.search(text or "")
+    if driver is None and Path("/dev/nvidiactl").exists():
+        return unchecked("driver", "an NVIDIA driver is there, but /proc/driver/nvidia does not tell its version")
     if driver is None:
         return warn("driver", "this host has no NVIDIA driver", "Install it, or add --device cpu to [server] flags.")
     package = flags.package(plan.python, environment) if plan.version else None

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from kimi_agent.doctor.evidence import GONE, Evidence
+from kimi_agent.doctor.evidence import GONE, PAUSE, Evidence
 from kimi_agent.doctor.facts import DiskWait, Lock, Stack
 from kimi_agent.doctor.rules.common import (
     BUSY,
@@ -47,17 +47,25 @@ def compiling(evidence: Evidence) -> Verdict | None:
     waiting = silence(evidence) > evidence.limits.notice and not evidence.ready
     if not (waiting or stale(evidence)):
         return None
-    busy = [sample for sample in evidence.samples if sample.compiling and sample.state not in GONE]
+    since = dict(evidence.compiling_since)
+    below = {rank: (time, tools) for rank, time, tools in evidence.compiled if evidence.now - time <= PAUSE}
+    below |= {one.rank: (evidence.now, one.compiling) for one in evidence.samples if one.compiling}
+    busy = [sample for sample in evidence.samples if sample.rank in below and sample.state not in GONE]
     if not busy:
         return _compiles_itself(evidence)
-    tools = sorted({tool for sample in busy for tool in sample.compiling})
-    since = dict(evidence.compiling_since)
-    lines = [f"proc: below {one.rank} run {', '.join(one.compiling)}, for {clock(evidence.now - since[one.rank])}"
-             for one in busy if one.rank in since]  # fmt: skip
+    lines = []
+    for one in busy:
+        time, tools = below[one.rank]
+        verb = "run" if one.compiling else "ran"
+        ago = "" if one.compiling else f", the last {seconds(evidence.now - time)} ago"
+        lines.append(
+            f"proc: below {one.rank} {verb} {', '.join(tools)}, for {clock(time - since.get(one.rank, time))}{ago}"
+        )
     lines += [describe(sample) for sample in busy]
     who = names_of(sample.rank for sample in busy)
     verb = "compiles" if len(busy) == 1 else "compile"
-    summary = f"{who} {verb} kernels ({', '.join(tools)}): slow, not hung"
+    named = sorted({tool for sample in busy for tool in below[sample.rank][1]})
+    summary = f"{who} {verb} kernels ({', '.join(named)}): slow, not hung"
     out = ("a deadlock (compilers run)",)
     return Verdict("compiling", summary, busy[0].rank, 0.9, tuple(lines), out, ("wait: the result is cached",))
 
