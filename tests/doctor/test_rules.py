@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,9 @@ from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.model import events as ev
 from kimi_agent.model.events import RankSample, ThroughputSampled
 from kimi_agent.model.phases import PHASES
-from kimi_agent.model.reduce import fold
+from kimi_agent.model.reduce import fold, reduce
 from kimi_agent.model.state import RankState, RunState
+from kimi_agent.wire.codec import decode_event
 
 NOW = 1000.0
 
@@ -275,6 +277,26 @@ def test_a_pause_between_two_compilers_is_no_deadlock() -> None:
     kinds = list(builds(140, stacks_at=55.0, ends=120))
     assert {kind for second, kind in kinds if second <= 15} == {"none"}
     assert {kind for second, kind in kinds if 15 < second < 120} == {"compiling"}
+
+
+def test_the_first_start_of_an_h200_is_never_called_hung() -> None:
+    """Its ranks, phases and bars as an agent recorded them, with equal looks between two compilers, as it had them."""
+    frames = ("_PollLikeSelector.select (selectors.py:415)", "Popen._communicate (subprocess.py:2115)")
+    stacks = (Stack("TP0", "py-spy", 103.5, frames),)
+    started = ev.RunStarted("r", "n", "m", (), 9, 1, ("TP0",), "h", 1, "l", "p", None, capture=False)
+    state, before = fold([ev.Event(1, 0.0, started)]), None
+    said: list[tuple[str, str]] = []
+    for line in (Path(__file__).parent / "starts" / "h200-first-start.ndjson").read_bytes().splitlines():
+        event = decode_event(line)
+        state = reduce(state, event)
+        if not isinstance(event.body, ev.RanksSampled) or state.run is None:
+            continue
+        deep = Deep(103.5, first=stacks, second=stacks) if event.time > 110 else None
+        before = evidence_of(state.run, PhaseTracker(("TP0",)), event.time, before=before, seen=Seen(deep=deep))
+        if (word := judged(before)[:2]) not in said[-1:]:
+            said.append(word)
+    well, slow = ("STARTING", "none"), ("SLOW", "compiling")
+    assert said == [well, slow, well, slow, well]
 
 
 def test_a_rank_that_stands_still_after_its_compilers_is_named_within_a_minute() -> None:
