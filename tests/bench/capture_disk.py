@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=12, help="distinct ones in memory, 117 MB each")
     parser.add_argument("--disk", type=Path, help="where to write; default: the directory for temporary files")
     arguments = parser.parse_args()
+    if find_spec("torch") is None:
+        sys.exit("capture_disk: this Python has no torch. Run it with .engine/bin/python.")
     rows, size = Rows(arguments.samples), arguments.mib << 20
     found: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="capture-", dir=arguments.disk) as disk:

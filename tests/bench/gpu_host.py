@@ -180,6 +180,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--prompts", type=int, default=240)
     arguments = parser.parse_args()
+    if not (CHECKOUT / ".gpu" / "env.sh").exists():
+        sys.exit("gpu_host: there is no .gpu/env.sh here. Pack SGLang into .gpu, and run this on a GPU host.")
     print(describe())
     print(f"NVML: {asyncio.run(sample_once())}", flush=True)
     with (
