@@ -35,6 +35,7 @@ def contender(bench: Any, server: Server, mode: str, rounds: int) -> None:
     for number in range(rounds + 1):
         directory = bench.disk / bench.name(mode)
         directory.mkdir()
+        (directory / "done").touch()
         body, tokens = (
             prefill_body(bench.lane, directory.name, bench.lane.prompts),
             bench.lane.prompts * bench.lane.rows,
