@@ -17,8 +17,8 @@ LAYERS: Final = (2, 3, 4)
 """Captured layers, in SGLang's spelling."""
 SHARD_MIB: Final = 1
 """1024 tokens of this model, so that a short dump has several shards."""
-PORTS: Final = range(31_000, 60_000)
-"""Below the kernel's ephemeral ports, above what servers usually take."""
+PORTS: Final = range(20_000, 31_000)
+"""Below those that the kernel gives to outgoing connections, and so are the ones that SGLang adds to it."""
 
 _FLAGS: Final = (
     "--device", "cpu",
