@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "agents"), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[2] / room) for room in ("agents", "console", "tests")]
 
 from bench.capture_lane import raw_disk  # noqa: E402 - the path is set above
 from bench.capture_report import describe  # noqa: E402

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from kimi_agent.bundle import ensure_bundle
+from kimi_console.demo.profile import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 GPU_SHELL = '. .gpu/env.sh && exec python3 -m sglang.launch_server "${GPU_FLAGS[@]}" "$@"'
@@ -212,12 +213,6 @@ def make_plugin(directory: Path, name: str) -> None:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
     (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:register\n")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prefill_body(lane: Lane, tag: str, prompts: int) -> bytes:

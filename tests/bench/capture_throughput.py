@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "agents"), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[2] / room) for room in ("agents", "console", "tests")]
 
 
 from bench import capture_others as others  # noqa: E402

@@ -22,7 +22,7 @@ from shutil import rmtree
 from typing import Any
 
 CHECKOUT = Path(__file__).parents[2]
-sys.path[:0] = [str(CHECKOUT / "agents"), str(CHECKOUT / "tests")]
+sys.path[:0] = [str(CHECKOUT / room) for room in ("agents", "console", "tests")]
 
 import numpy as np  # noqa: E402 - the path is set above
 
@@ -192,8 +192,7 @@ def main() -> None:
         places = {"memory": Path(memory) / "memory", "disk": Path(work) / "disk"}
         try:
             host.say("preflight", host.profile(places["memory"]))
-            for number, (label, dumps) in enumerate(places.items()):
-                start = ("first start", "second start")[number].replace(" ", "-")
+            for start, (label, dumps) in zip(("first-start", "second-start"), places.items(), strict=True):
                 if host.launch(start, host.profile(dumps)):
                     feed_rates(host, label, dumps, arguments.prompts)
                 host.say("stop")

@@ -21,6 +21,7 @@ from kimi_agent.model.state import RankState, RunState
 from kimi_agent.wire.codec import decode_event
 
 NOW = 1000.0
+WAITS_FOR_COMPILER = ("_PollLikeSelector.select (selectors.py:415)", "Popen._communicate (subprocess.py:2115)")
 
 
 def ranks(*phases: str, since: float = NOW) -> tuple[RankState, ...]:
@@ -259,8 +260,7 @@ def builds(until: int, stacks_at: float, ends: int) -> Iterator[tuple[int, str]]
 
     Second by second the verdict's kind; at `stacks_at` and later there are two equal looks at a wait for a compiler.
     """
-    frames = ("_PollLikeSelector.select (selectors.py:415)", "Popen._communicate (subprocess.py:2115)")
-    stacks = tuple(Stack(rank, "py-spy", NOW + stacks_at, frames) for rank in ("TP0", "TP1"))
+    stacks = tuple(Stack(rank, "py-spy", NOW + stacks_at, WAITS_FOR_COMPILER) for rank in ("TP0", "TP1"))
     before, tracker = None, PhaseTracker(("TP0", "TP1"))
     entered = (ev.PhaseEntered("r", "TP0", "graphs"), ev.PhaseEntered("r", "TP1", "graphs"))
     for second in range(until):
@@ -281,8 +281,7 @@ def test_a_pause_between_two_compilers_is_no_deadlock() -> None:
 
 def test_the_first_start_of_an_h200_is_never_called_hung() -> None:
     """Its ranks, phases and bars as an agent recorded them, with equal looks between two compilers, as it had them."""
-    frames = ("_PollLikeSelector.select (selectors.py:415)", "Popen._communicate (subprocess.py:2115)")
-    stacks = (Stack("TP0", "py-spy", 103.5, frames),)
+    stacks = (Stack("TP0", "py-spy", 103.5, WAITS_FOR_COMPILER),)
     started = ev.RunStarted("r", "n", "m", (), 9, 1, ("TP0",), "h", 1, "l", "p", None, capture=False)
     state, before = fold([ev.Event(1, 0.0, started)]), None
     said: list[tuple[str, str]] = []

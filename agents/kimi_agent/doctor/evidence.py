@@ -20,6 +20,8 @@ GONE: Final = "XZ"
 """States of a process that runs no more."""
 Times = tuple[tuple[str, float], ...]
 """(name of a process, Unix seconds)."""
+Compiled = tuple[tuple[str, float, tuple[str, ...]], ...]
+"""(rank, Unix seconds, compilers) of the last compilers seen below each rank."""
 CROWDED: Final = 90.0
 """Percent of all cores above which processes wait for each other."""
 PAUSE: Final = 10.0
@@ -159,9 +161,8 @@ class Evidence:
     stopped_since: Times = ()
     """(name, Unix seconds) of the processes that were seen stopped at every look since."""
     compiling_since: Times = ()
-    """Ranks below which compilers run, or did `PAUSE` seconds ago at most."""
-    compiled: tuple[tuple[str, float, tuple[str, ...]], ...] = ()
-    """(rank, Unix seconds, compilers) of the last compilers seen below each rank."""
+    """The same, for `compiling`."""
+    compiled: Compiled = ()
     waiting_since: Times = ()
     """The same, for an uninterruptible wait."""
     held_since: Times = ()
@@ -215,6 +216,12 @@ class Evidence:
     def sample(self, rank: str) -> RankSample | None:
         """The process of a rank, where it was seen."""
         return next((sample for sample in self.samples if sample.rank == rank), None)
+
+    @property
+    def compiling(self) -> dict[str, tuple[float, tuple[str, ...]]]:
+        """By rank, when compilers were last seen below it, `PAUSE` seconds ago at most, and which."""
+        recent = {rank: (time, tools) for rank, time, tools in self.compiled if self.now - time <= PAUSE}
+        return recent | {one.rank: (self.now, one.compiling) for one in self.samples if one.compiling}
 
     def laggards(self) -> tuple[str, ...]:
         """The ranks in the earliest phase, when others are further; empty when all are level.
@@ -289,21 +296,18 @@ def _with_durations(evidence: Evidence, before: Evidence | None) -> Evidence:
     """The evidence with since when its processes have been as they are."""
     last, now = before or evidence, evidence.now
     in_state = {state: [one.rank for one in evidence.samples if one.state == state] for state in "TD"}
-    compiling = [rank for rank, time, _ in evidence.compiled if now - time <= PAUSE]
     held = [one.rank for one in evidence.samples if evidence.ready and one.rank == DETOKENIZER and _held(one)]
     return replace(
         evidence,
         stopped_since=_kept(in_state["T"], last.stopped_since, now),
         waiting_since=_kept(in_state["D"], last.waiting_since, now),
-        compiling_since=_kept(compiling, last.compiling_since, now),
+        compiling_since=_kept(list(evidence.compiling), last.compiling_since, now),
         held_since=_kept(held, last.held_since, now),
         quiet_since=_quiet(evidence, last.quiet_since),
     )
 
 
-def _compiled(
-    samples: tuple[RankSample, ...], before: tuple[tuple[str, float, tuple[str, ...]], ...], now: float
-) -> tuple[tuple[str, float, tuple[str, ...]], ...]:
+def _compiled(samples: tuple[RankSample, ...], before: Compiled, now: float) -> Compiled:
     """`Evidence.compiled` at `now`, by what it was before."""
     found = {rank: (rank, time, tools) for rank, time, tools in before}
     found |= {one.rank: (one.rank, now, one.compiling) for one in samples if one.compiling}

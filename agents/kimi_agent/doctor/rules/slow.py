@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from kimi_agent.doctor.evidence import GONE, PAUSE, Evidence
+from kimi_agent.doctor.evidence import GONE, Evidence
 from kimi_agent.doctor.facts import DiskWait, Lock, Stack
 from kimi_agent.doctor.rules.common import (
     BUSY,
@@ -47,9 +47,7 @@ def compiling(evidence: Evidence) -> Verdict | None:
     waiting = silence(evidence) > evidence.limits.notice and not evidence.ready
     if not (waiting or stale(evidence)):
         return None
-    since = dict(evidence.compiling_since)
-    below = {rank: (time, tools) for rank, time, tools in evidence.compiled if evidence.now - time <= PAUSE}
-    below |= {one.rank: (evidence.now, one.compiling) for one in evidence.samples if one.compiling}
+    since, below = dict(evidence.compiling_since), evidence.compiling
     busy = [sample for sample in evidence.samples if sample.rank in below and sample.state not in GONE]
     if not busy:
         return _compiles_itself(evidence)
