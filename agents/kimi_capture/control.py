@@ -1,5 +1,6 @@
 """The plugin's unix socket: JSON lines, answered by threads of their own while the scheduler loop hangs."""
 
+import inspect
 import json
 import os
 import socket
@@ -9,11 +10,14 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 MAX_LINE: Final = 1 << 20
 Request = dict[str, Any]
 Answer = dict[str, Any]
+_Frame = tuple[FrameType, int]
+_WALKS: Final = 20
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
@@ -85,9 +89,25 @@ def stacks() -> str:
     """The Python stacks of all threads of this process, innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the interpreter's documented way
-        parts.append(f"Thread {names.get(ident, 'unknown')} ({ident})\n{''.join(traceback.format_stack(frame))}")
+    for ident, frames in _whole_stacks().items():
+        text = "".join(traceback.StackSummary.extract(reversed(frames)).format())
+        parts.append(f"Thread {names.get(ident, 'unknown')} ({ident})\n{text}")
     return "\n".join(parts)
+
+
+def _whole_stacks() -> dict[int, list[_Frame]]:
+    """Each thread's frames and their lines, the innermost first, walked before formatting lets the threads run on.
+
+    A generator that ends under the walk lets go of its caller, so that a stack that ends in one is torn: walked again.
+    """
+    for _ in range(_WALKS):
+        walked = {
+            ident: list(traceback.walk_stack(frame))
+            for ident, frame in sys._current_frames().items()  # noqa: SLF001 - the interpreter's documented way
+        }
+        if not any(frames[-1][0].f_code.co_flags & inspect.CO_GENERATOR for frames in walked.values()):
+            break
+    return walked
 
 
 def write_atomically(path: Path, text: str) -> None:

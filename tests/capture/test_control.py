@@ -1,9 +1,13 @@
 """The plugin's socket, its guard, and what it says about where it runs."""
 
+import fcntl
 import json
 import socket
 import stat
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +101,34 @@ def test_a_slow_operation_holds_up_nobody_else(tmp_path: Path) -> None:
 def test_stacks_name_the_thread_and_the_function() -> None:
     assert "test_stacks_name_the_thread_and_the_function" in stacks()
     assert "MainThread" in stacks()
+
+
+def test_a_stack_is_whole_while_its_generators_come_and_go(tmp_path: Path) -> None:
+    """SGLang's loop takes a lock in a context manager each step; a stack without the loop names nothing."""
+    ended = threading.Event()
+    file = (tmp_path / "lock").open("w")
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+    def the_event_loop() -> None:
+        while not ended.is_set():
+            with held():
+                pass
+
+    looping = threading.Thread(target=the_event_loop, name="loop")
+    looping.start()
+    with ThreadPoolExecutor(1) as younger:  # as the plugin's own thread is: its stack comes first
+        seen = [younger.submit(stacks).result() for _ in range(100)]
+    ended.set()
+    looping.join()
+    file.close()
+    assert sum("the_event_loop" not in text for text in seen) == 0
 
 
 def test_a_failure_is_counted_reported_and_swallowed() -> None:
