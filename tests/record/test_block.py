@@ -2,6 +2,7 @@
 
 import struct
 from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from kimi_agent.model.events import Event, LogLines, Note
 from kimi_agent.model.reduce import fold, resume_all
 from kimi_agent.model.state import RunState, State
-from kimi_agent.record.block import pack, rests_of, texts_of, unpack
+from kimi_agent.record.block import unpack
+from kimi_agent.record.builder import BlockBuilder, Extent
 from kimi_agent.record.reader import Recording
 from kimi_agent.record.writer import RecordingWriter
 from kimi_agent.wire.codec import decode_lenient, encode_event
@@ -40,9 +42,19 @@ def events(draw: st.DrawFn) -> list[Event]:
     return made
 
 
+def built(batches: Iterable[Sequence[Event]]) -> BlockBuilder:
+    """A block of these batches."""
+    builder = BlockBuilder()
+    for batch in batches:
+        bodies = [event.body for event in batch]
+        builder.add(batch, bodies, set(map(type, bodies)))
+    return builder
+
+
 @given(events(), st.data())
 def test_what_is_packed_comes_back(given_events: list[Event], data: st.DataObject) -> None:
-    block = unpack(pack(given_events, rests_of(given_events), texts_of(given_events)))
+    cut = data.draw(st.integers(0, len(given_events)))
+    block = unpack(built(batch for batch in (given_events[:cut], given_events[cut:]) if batch).pack(Extent()))
     assert block.events() == given_events
     start = data.draw(st.integers(0, len(given_events)))
     stop = data.draw(st.integers(start, len(given_events)))
@@ -57,9 +69,39 @@ def test_what_is_packed_comes_back(given_events: list[Event], data: st.DataObjec
         assert (None if said is None else (said[0], list(said[1]))) == lines_said
 
 
+@given(events(), events())
+def test_the_end_of_a_block_is_a_block(before: list[Event], after: list[Event]) -> None:
+    """As what was said since the last flush is written."""
+    builder = built([before])
+    extent = builder.extent
+    bodies = [event.body for event in after]
+    builder.add(after, bodies, set(map(type, bodies)))
+    assert unpack(builder.pack(extent)).events() == after
+    assert unpack(builder.pack(Extent())).events() == before + after
+    said = [len(event.body.lines) for event in after if isinstance(event.body, LogLines)]
+    assert builder.lines(extent) == sum(said)
+
+
+@pytest.mark.parametrize("times", [
+    (0.0, 1.5, 1e300), (1e300, 1e300), (float("inf"), float("inf")), (-3.25, 5e8), (0.0005, 0.0015, 0.0025),
+    (2.0**41, 2.0**41 + 2.0**-11), (2.0**50, 2.0**50 + 1), (1_790_000_000.1234567, 1_790_000_000.5),
+    (1_790_000_000.001, 1_790_000_000.002, 1_789_999_999.999), (5.0, 5.0 + 2.0**22, 5.0),
+])  # fmt: skip
+def test_any_time_comes_back(times: tuple[float, ...]) -> None:
+    made = [Event(seq, time, LogLines("r", seq, ("x",))) for seq, time in enumerate(times, 1)]
+    assert list(unpack(built([made]).pack(Extent())).times) == list(times)
+
+
+@given(st.lists(st.one_of(st.floats(allow_nan=False), st.integers(-(2**42), 2**42).map(lambda ms: ms / 1000)),
+                min_size=1))  # fmt: skip
+def test_any_times_come_back(times: list[float]) -> None:
+    made = [Event(seq, time, LogLines("r", seq, ("x",))) for seq, time in enumerate(times, 1)]
+    assert list(unpack(built([made]).pack(Extent())).times) == times
+
+
 @given(events(), st.data())
 def test_bytes_that_are_no_block_are_refused(given_events: list[Event], data: st.DataObject) -> None:
-    whole = pack(given_events, rests_of(given_events), texts_of(given_events))
+    whole = built([given_events]).pack(Extent())
     cut = data.draw(st.integers(0, len(whole) - 1))
     try:
         block = unpack(whole[:cut])

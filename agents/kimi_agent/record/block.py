@@ -11,23 +11,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import accumulate, chain, islice, repeat
-from operator import sub
+from itertools import accumulate, islice, repeat
 from typing import Final, TypeVar
 
 from kimi_agent.model.events import Body, Event, LogLines, Note, Snapshot
-from kimi_agent.wire.codec import decode_lenient, encode_event
+from kimi_agent.wire.codec import decode_lenient
 
-_HEAD: Final = struct.Struct("<IBqd")
+HEAD: Final = struct.Struct("<IBqd")
 """Number of events, how the block is kept, number and time of the first event."""
-_STEPS, _TEXT = 1, 2
+STEPS, TEXT = 1, 2
 """How it is kept. Numbers without holes and steps of whole milliseconds between times, instead of both as they are;
 the log's text by itself, instead of within the lines of its events."""
-_TEXT_HEAD: Final = struct.Struct("<QIqH")
+TEXT_HEAD: Final = struct.Struct("<QIqH")
 """Bytes and lines of the log's text, number of its first line, bytes of the run's name, which follows."""
-_NOT_LOG: Final = -1
-_REST: Final = b',"k":'
-"""Where the rest of a line begins: its first key that is no column."""
+NOT_LOG: Final = -1
 _LOG: Final = (b',"k":"log"', b',"k":"snapshot"')
 
 _LATER: Final = Note("info", "")
@@ -54,9 +51,9 @@ class Block:
         self.times = times
         self.counts = counts
         self._log = log
-        self._others = [index for index, count in enumerate(counts) if count == _NOT_LOG]
+        self._others = [index for index, count in enumerate(counts) if count == NOT_LOG]
         rests = rest.split(b"\n") if self._others else []
-        if len(rests) != len(self._others) or min(counts) < _NOT_LOG or sum(counts) + len(rests) != log.lines:
+        if len(rests) != len(self._others) or min(counts) < NOT_LOG or sum(counts) + len(rests) != log.lines:
             raise ValueError("a block has not the events that it says")
         self._rests = dict(zip(self._others, rests, strict=True))
 
@@ -80,7 +77,7 @@ class Block:
             WireError: it is none.
             ValueError: the log's text is none.
         """
-        if self.counts[index] == _NOT_LOG:
+        if self.counts[index] == NOT_LOG:
             time = repr(self.times[index]).encode()
             return decode_lenient(b'{"seq":%d,"t":%b%b' % (self.seqs[index], time, self._rests[index]))
         first, lines = self._lines(index)
@@ -111,7 +108,7 @@ class Block:
         """
         counts = self.counts
         last = range(start, stop - 1)
-        kept = [index for index in last if counts[index] == _NOT_LOG or counts[index + 1] == _NOT_LOG]
+        kept = [index for index in last if counts[index] == NOT_LOG or counts[index + 1] == NOT_LOG]
         return [self.event(index) for index in [*kept, *range(max(start, stop - 1), stop)]]
 
     def said(self, index: int) -> Said | None:
@@ -121,7 +118,7 @@ class Block:
             WireError: it is no event.
             ValueError: the log's text is none.
         """
-        if self.counts[index] != _NOT_LOG:
+        if self.counts[index] != NOT_LOG:
             return self._lines(index)
         if not self._rests[index].startswith(_LOG):
             return None
@@ -134,7 +131,7 @@ class Block:
         if self.counts.count(1) == len(self) - len(self._others):
             lines = self._log.lines
             return list(_rows(LogLines, lines, repeat(self._log.run), range(first, first + lines), zip(self._texts)))
-        said = (self._lines(index) for index, count in enumerate(self.counts) if count != _NOT_LOG)
+        said = (self._lines(index) for index, count in enumerate(self.counts) if count != NOT_LOG)
         return [LogLines(self._log.run, at, tuple(lines)) for at, lines in said]
 
     def _lines(self, index: int) -> Said:
@@ -172,53 +169,6 @@ def _rows(kind: type[T], count: int, *columns: Iterable[object]) -> list[T]:
     return made
 
 
-def rests_of(events: Sequence[Event]) -> list[bytes | None]:
-    """Each event's line of the wire from its kind on; `None` for the log's lines, which are kept as text."""
-    return [None if type(event.body) is LogLines else _whole(event) for event in events]
-
-
-def texts_of(events: Sequence[Event]) -> list[str]:
-    """All lines of the log that events hold as text."""
-    return list(chain.from_iterable([event.body.lines for event in events if type(event.body) is LogLines]))
-
-
-def pack(events: Sequence[Event], rests: Sequence[bytes | None], texts: Sequence[str]) -> bytes:
-    """The bytes of a block, before compression; `rests` and `texts` are as `rests_of` and `texts_of` give them."""
-    first, steps = events[0], _steps(events)
-    if steps is not None:
-        columns = steps.tobytes()
-    else:
-        columns = array("q", [e.seq for e in events]).tobytes() + array("d", [e.time for e in events]).tobytes()
-    head = _HEAD.pack(len(events), _TEXT | (_STEPS if steps is not None else 0), first.seq, first.time)
-    logs = [event.body for event in events if type(event.body) is LogLines]
-    counts, text = [len(body.lines) for body in logs], _text(logs, texts)
-    if text is None:
-        text, counts = [_TEXT_HEAD.pack(0, 0, 0, 0)], [_NOT_LOG] * len(events)
-        rests = [_whole(event) if rest is None else rest for event, rest in zip(events, rests, strict=True)]
-    elif len(logs) < len(events):
-        lengths = iter(counts)
-        counts = [next(lengths) if rest is None else _NOT_LOG for rest in rests]
-    others = [rest for rest in rests if rest is not None]
-    return b"".join((head, columns, array("i", counts).tobytes(), *text, b"\n".join(others)))
-
-
-def _whole(event: Event) -> bytes:
-    line = encode_event(event)
-    return line[line.index(_REST) :]
-
-
-def _text(logs: Sequence[LogLines], lines: Sequence[str]) -> list[bytes] | None:
-    """Head, run and lines of the log; `None` unless they are of one run, follow each other and hold no line end."""
-    run, first = (logs[0].run, logs[0].first) if logs else ("", 0)
-    follow = list(accumulate([len(body.lines) for body in logs], initial=first))[:-1]
-    if [body.first for body in logs] != follow or {body.run for body in logs} - {run}:
-        return None
-    text, name = "\n".join(lines).encode(), run.encode()
-    if text.count(b"\n") != max(0, len(lines) - 1) or len(name) > 0xFFFF or not 0 <= first < 2**63:
-        return None
-    return [_TEXT_HEAD.pack(len(text), len(lines), first, len(name)), name, text]
-
-
 def unpack(data: bytes) -> Block:
     """The block of these bytes, as this version writes them or the one before it.
 
@@ -226,21 +176,21 @@ def unpack(data: bytes) -> Block:
         ValueError: they are no block's.
     """
     try:
-        count, how, seq, time = _HEAD.unpack_from(data)
+        count, how, seq, time = HEAD.unpack_from(data)
         if not count or how not in range(4):
             raise ValueError("a block is not of this format")
-        at = _HEAD.size + count * (4 if how & _STEPS else 16)
+        at = HEAD.size + count * (4 if how & STEPS else 16)
         if at > len(data):
             raise ValueError("a block is too short")
-        seqs, times = _columns(data[_HEAD.size : at], count, seq, time if how & _STEPS else None)
-        if not how & _TEXT:
-            return Block(seqs, times, array("i", [_NOT_LOG]) * count, Log(), data[at:])
+        seqs, times = _columns(data[HEAD.size : at], count, seq, time if how & STEPS else None)
+        if not how & TEXT:
+            return Block(seqs, times, array("i", [NOT_LOG]) * count, Log(), data[at:])
         counts = array("i", data[at : at + 4 * count])
         at += 4 * count
-        size, lines, first, name = _TEXT_HEAD.unpack_from(data, at)
+        size, lines, first, name = TEXT_HEAD.unpack_from(data, at)
     except struct.error as error:
         raise ValueError("a block is too short") from error
-    at += _TEXT_HEAD.size
+    at += TEXT_HEAD.size
     log = Log(data[at : at + name].decode(), first, lines, data[at + name : at + name + size])
     if len(log.text) != size or len(counts) != count:
         raise ValueError("a block has not the lines that it says")
@@ -251,20 +201,6 @@ def _columns(data: bytes, count: int, seq: int, time: float | None) -> tuple[Seq
     if time is None:
         return array("q", data[: 8 * count]), array("d", data[8 * count :])
     return range(seq, seq + count), _times(time, array("i", data))
-
-
-def _steps(events: Sequence[Event]) -> "array[int] | None":
-    """Milliseconds from each event to the next, where that says it all; the first is 0."""
-    first = events[0].seq
-    if [event.seq for event in events] != list(range(first, first + len(events))):
-        return None
-    times = [event.time for event in events]
-    try:
-        whole = list(map(round, map((1000.0).__mul__, times)))
-        exact = list(map((1000.0).__rtruediv__, whole)) == times
-        return array("i", [0, *map(sub, islice(whole, 1, None), whole)]) if exact else None
-    except (OverflowError, ValueError):  # too long a step, or no time at all
-        return None
 
 
 def _times(first: float, steps: "array[int]") -> list[float]:

@@ -9,10 +9,10 @@ from typing import Final
 import zstandard
 
 from kimi_agent import __version__
-from kimi_agent.model.events import Body, Event, LogLines, RunStarted, Snapshot
+from kimi_agent.model.events import Body, Event, RunStarted, Snapshot
 from kimi_agent.model.reduce import resume_all
 from kimi_agent.model.state import State
-from kimi_agent.record.block import pack, rests_of, texts_of
+from kimi_agent.record.builder import BlockBuilder, Extent
 from kimi_agent.record.format import (
     APPLICATION_ID,
     BLOCK_BYTES,
@@ -70,13 +70,10 @@ class RecordingWriter:
         self._unfolded = CHECKPOINT_EVENTS
         """Events since the last checkpoint, without those that are the log's; as many as to make one at once."""
         self._packed = 0
-        self._events: list[Event] = []
-        self._rests: list[bytes | None] = []
-        self._texts: list[str] = []
-        self._bytes = 0
+        self._block = BlockBuilder()
         self._seq = 0
-        self._written = self._told = 0
-        """How many events and texts of the block are in the file already, in small blocks."""
+        self._written = Extent()
+        """How much of the block is in the file already, in small blocks."""
         try:
             self._size = path.stat().st_size if path.exists() else 0
             self._database = self._open(meta)
@@ -110,10 +107,9 @@ class RecordingWriter:
         Raises:
             RecordingError: the disk takes no more.
         """
-        written = self._written
-        if written < len(self._events):
-            self._write(written, self._told)
-            self._written, self._told = len(self._events), len(self._texts)
+        if self._written.events < len(self._block):
+            self._write(self._written)
+            self._written = self._block.extent
 
     @property
     def size(self) -> int:
@@ -169,46 +165,40 @@ class RecordingWriter:
             self._unfolded = CHECKPOINT_EVENTS
 
     def _add(self, events: Sequence[Event], before: State) -> None:
-        if len(self._events) + len(events) > BLOCK_EVENTS or self._bytes >= BLOCK_BYTES:
+        if len(self._block) + len(events) > BLOCK_EVENTS or self._block.size >= BLOCK_BYTES:
             self._seal()
-        place = self._sealed + len(self._events)
-        kinds = {type(event.body) for event in events}
-        rests = rests_of(events) if kinds != {LogLines} else [None] * len(events)
+        place = self._sealed + len(self._block)
+        bodies = [event.body for event in events]
+        kinds = set(map(type, bodies))
         if self._unfolded >= CHECKPOINT_EVENTS or place - self._checkpointed >= CHECKPOINT_PLACES:
             self._checkpoints.append((place, before))
             self._checkpointed, self._unfolded = place, 0
-        self._unfolded += len(events) - rests.count(None)
+        self._unfolded += self._block.add(events, bodies, kinds)
         if not kinds.isdisjoint(MARKING):
             found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
             self._marks += [mark for mark in found if mark is not None]
-        self._events += events
-        self._rests += rests
-        texts = texts_of(events)
-        self._texts += texts
-        self._bytes += sum(map(len, texts)) + sum([len(rest) for rest in rests if rest is not None])
 
     def _seal(self) -> None:
         """End the block: the next event begins another."""
-        if not self._events:
+        if not len(self._block):
             return
-        self._write(0, 0)
+        self._write(Extent())
         self._size += self._packed
-        self._sealed += len(self._events)
-        self._events, self._rests, self._texts = [], [], []
-        self._bytes = self._written = self._told = 0
+        self._sealed += len(self._block)
+        self._block, self._written = BlockBuilder(), Extent()
 
-    def _write(self, start: int, told: int) -> None:
-        """Write the block's events and texts from some on, in place of the small blocks that hold them already."""
-        events, texts, place = self._events[start:], self._texts[told:], self._sealed + start
-        data = self._compressor.compress(pack(events, self._rests[start:], texts))
-        lines = len(texts) + sum([len(event.body.lines) for event in events if type(event.body) is Snapshot])
-        block = (place, len(events), events[0].time, events[-1].time, self._run, lines, data)
+    def _write(self, since: Extent) -> None:
+        """Write the block from an extent on, in place of the small blocks that hold it already."""
+        filled, place = self._block, self._sealed + since.events
+        data = self._compressor.compress(filled.pack(since))
+        begin, end, events = filled.times[since.events], filled.times[-1], len(filled) - since.events
+        block = (place, events, begin, end, self._run, filled.lines(since), data)
         marks = [(mark.place, mark.time, mark.kind, mark.text) for mark in self._marks]
         try:
             with _transaction(self._database) as database:
                 checkpoints = [self._checkpoint(*one) for one in self._checkpoints]
                 database.executemany("INSERT INTO checkpoints VALUES (?, ?, ?)", checkpoints)
-                if self._written > start:
+                if self._written.events > since.events:
                     database.execute("DELETE FROM blocks WHERE place >= ?", (place,))
                 database.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", block)
                 database.executemany("INSERT INTO marks VALUES (?, ?, ?, ?)", marks)
