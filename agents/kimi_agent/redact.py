@@ -16,11 +16,11 @@ from kimi_agent.redact_patterns import (
     EMAIL,
     FLAG,
     HEADER,
-    HINT,
     HOME,
     INNER_HOST,
     IPV4,
     IPV6,
+    LONG,
     LONG_WORD,
     MAC,
     NAMED,
@@ -31,9 +31,11 @@ from kimi_agent.redact_patterns import (
     SHAPES,
     URL_HOST,
     URL_USER,
+    Guarded,
     harmless,
     is_secret_name,
     looks_random,
+    may_name_secrets,
     spellings,
 )
 
@@ -48,6 +50,9 @@ GENERIC: Final = frozenset({
 """Names that name nobody."""
 PUBLIC: Final = ("huggingface.co", "github.com", "pytorch.org", "pypi.org", "sglang.ai", "python.org", "nvidia.com",
           "readthedocs.io")  # fmt: skip
+SHORTEST_LONG_ADDRESS: Final = len("1:1:1:1:1:1:1:1")
+MAC_MARKS, IPV6_MARKS, IPV4_MARKS = 5, 6, 3
+"""How many `:` or `-`, `:` and `.` an address has at least, an IPv6 one without `::`."""
 PROMPT_KEYS: Final = frozenset({"prompt", "messages", "input_ids", "output_ids", "input_text", "output_text"})
 
 
@@ -70,7 +75,7 @@ class Redactor:
         self._homes = sorted({home.rstrip("/") for home in homes if len(home.rstrip("/")) > 1}, key=len, reverse=True)
         known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in spellings(secret)}
         self._secrets = _any_of(known, "", "")
-        self._name = _any_of({*self._hosts, *self._users}, r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])", re.IGNORECASE)
+        self._name = _any_of({*self._hosts, *self._users}, r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])", any_case=True)
         self._home = _any_of(self._homes, r"(?<![\w.])", r"(?!\w)")
 
     def text(self, text: str) -> str:
@@ -104,10 +109,8 @@ class Redactor:
         line = self._prompts(line)
         line = self._credentials(line)
         line = self._home.sub(lambda match: self._stand_in("home", match[0]), line)
-        if "/home/" in line or "/Users/" in line:
-            line = HOME.sub(lambda match: self._stand_in("home", match[0]), line)
-        if "@" in line:
-            line = EMAIL.sub(lambda match: self._stand_in("email", match[0].lower()), line)
+        line = HOME.sub(lambda match: self._stand_in("home", match[0]), line)
+        line = EMAIL.sub(lambda match: self._stand_in("email", match[0].lower()), line)
         line = self._addresses(line)
         return self._names_in(line)
 
@@ -145,17 +148,16 @@ class Redactor:
         return PROMPT.sub(taken, REQUEST.sub(taken, line))
 
     def _credentials(self, line: str) -> str:
-        if "://" in line:
-            line = URL_USER.sub(lambda match: self._mark("credentials", f"{match[1]}<credentials>@"), line)
+        line = URL_USER.sub(lambda match: self._mark("credentials", f"{match[1]}<credentials>@"), line)
         line = self._secrets.sub(self._removed("secret", "<secret>"), line)
         if (cut := CUT.search(line)) is not None:
             line = line[: cut.start()].rpartition(" ")[0] + line[cut.start() :]
-        if HINT.search(line):
+        if may_name_secrets(line):
             line = HEADER.sub(self._header, line)
             line = FLAG.sub(self._valued, line)
             line = NAMED.sub(self._valued, line)
         line = SHAPES.sub(self._removed("secret", "<secret>"), line)
-        return LONG_WORD.sub(self._shaped, line)
+        return LONG_WORD.sub(self._shaped, line) if max(map(len, line.split()), default=0) >= LONG else line
 
     def _header(self, match: re.Match[str]) -> str:
         if match["value"].startswith("<"):
@@ -172,14 +174,19 @@ class Redactor:
         return self._mark("secret", "<secret>") if looks_random(match[0]) else match[0]
 
     def _addresses(self, line: str) -> str:
-        if ":" in line or "-" in line:
+        words = [word for word in line.split() if len(word) >= SHORTEST_LONG_ADDRESS]
+        if any(word.count(":") >= MAC_MARKS or word.count("-") >= MAC_MARKS for word in words):
             line = MAC.sub(lambda match: self._stand_in("mac", match[0].lower().replace("-", ":")), line)
-        if line.count(":") > 1:
+        if "::" in line or any(word.count(":") >= IPV6_MARKS for word in words):
             line = IPV6.sub(self._address, line)
-        return IPV4.sub(self._address, line) if line.count(".") > 2 else line
+        if line.count(".") >= IPV4_MARKS and any(word.count(".") >= IPV4_MARKS for word in line.split()):
+            line = IPV4.sub(self._address, line)
+        return line
 
     def _address(self, match: re.Match[str]) -> str:
         text = match[0]
+        if "." not in text and "::" not in text and text.count(":") < IPV6_MARKS:
+            return text  # a time
         for found in (text, text.rpartition(":")[0]):
             try:
                 address = ipaddress.ip_address(found.partition("%")[0])
@@ -192,9 +199,8 @@ class Redactor:
 
     def _names_in(self, line: str) -> str:
         line = self._name.sub(self._named, line)
-        if "." in line or "ip-" in line:
-            line = INNER_HOST.sub(lambda match: self._stand_in("host", match[0].lower()), line)
-        return URL_HOST.sub(self._url_host, line) if "://" in line else line
+        line = INNER_HOST.sub(lambda match: self._stand_in("host", match[0].lower()), line)
+        return URL_HOST.sub(self._url_host, line)
 
     def _named(self, match: re.Match[str]) -> str:
         name = match[0].lower()
@@ -275,8 +281,9 @@ def _names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in lowered if len(name) > 1 and name not in GENERIC and not name.isdecimal())
 
 
-def _any_of(words: Iterable[str], before: str, after: str, flags: int = 0) -> re.Pattern[str]:
+def _any_of(words: Iterable[str], before: str, after: str, *, any_case: bool = False) -> Guarded:
     """A pattern of any of these words, the longest first; one that matches nothing when there are none."""
     ordered = sorted(words, key=len, reverse=True)
     body = "|".join(map(re.escape, ordered)) if ordered else r"(?!)"
-    return re.compile(f"{before}(?:{body}){after}", flags)
+    pattern = re.compile(f"{before}(?:{body}){after}", re.IGNORECASE if any_case else 0)
+    return Guarded(pattern, *ordered, any_case=any_case)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_agent import redact
 from kimi_agent.redact import LONGEST, Redactor
+from kimi_agent.redact_patterns import Guarded
 
 from .planted import API_KEY, FQDN, HOME, HOST, PLANTS, USER
 
@@ -51,6 +53,11 @@ def test_nothing_planted_survives_in_text_or_in_data(value: str, template: str) 
     assert sum(kept.report().values()) > 0
 
 
+def test_what_is_named_behind_a_key_is_seen_by_itself() -> None:
+    line = "--admin-api-key=8f3a1c api_key='plain-and-short-1', cookie=a=1; b=2 model='x'"
+    assert redactor().text(line) == "--admin-api-key=<secret> api_key='<secret>', cookie=<secret> model='x'"
+
+
 @pytest.mark.parametrize("line", HARMLESS)
 def test_what_a_diagnosis_needs_stays(line: str) -> None:
     kept = redactor()
@@ -73,6 +80,26 @@ def test_the_cut_of_the_text_does_not_matter(pieces: list[str], ends: list[str],
     assert out == whole
     for value in (plant.value for plant in PLANTS if plant.value in text):
         assert gone(value, out)
+
+
+FRAGMENTS = st.sampled_from(sorted({
+    *(word for line in (*HARMLESS, *(template.format(value, value) for value, template in PLANTED))
+      for word in line.split()),
+    "token", "new-token: 5", "TOKEN: 5", "Token=12%,", "token: 5x!", "fe80::1%eth0", "1:2:3:4:5:6:7:8",
+    "\u0130p-1-2-3-4", "ALICE", "a\u017fk", "::ffff:10.0.0.9", "10.0.0.7:80", "00-1a-2b-3c-4d-5e", "\u212aEY=abc",
+}))  # fmt: skip
+
+
+@given(st.lists(FRAGMENTS, max_size=12), st.sampled_from([" ", "", "=", ": ", ", ", "\u00e9 "]))
+def test_a_guard_lets_every_match_through(fragments: list[str], between: str) -> None:
+    line = between.join(fragments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Guarded, "may_match", lambda self, line: True)
+        patch.setattr(redact, "may_name_secrets", lambda line: True)
+        for marks in ("MAC_MARKS", "IPV6_MARKS", "IPV4_MARKS", "LONG", "SHORTEST_LONG_ADDRESS"):
+            patch.setattr(redact, marks, 0)
+        unguarded = redactor().line(line)
+    assert redactor().line(line) == unguarded
 
 
 @given(st.lists(st.sampled_from([t.format(v, v) for v, t in PLANTED] + list(HARMLESS)), max_size=6))
