@@ -16,8 +16,11 @@ from kimi_console.demo.engine import Engine
 
 CHECKOUT = Path(__file__).parent.parent
 
-# On a shared machine an example may take any time: what is asserted is what the code does, not how fast.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a shared machine an example may take any time: what is asserted is what the code does, not how fast. Examples that
+# share a test's directory overwrite what they find there.
+settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("shared")
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and every child of ours would inherit that.

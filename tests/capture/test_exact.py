@@ -21,7 +21,7 @@ from .conftest import PYTHON
 
 
 @given(st.integers(1, 20), st.integers(2, 64), st.floats(1e-3, 1e3), st.sampled_from([0.0, 1.0]), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_state_before_the_norm_comes_back(rows: int, hidden: int, size: float, offset: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     pre = (random.normal(size=(rows, hidden)) * size).astype(np.float32)

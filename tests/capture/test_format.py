@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_capture.format import (
@@ -29,7 +29,6 @@ from kimi_capture.parts import encode_parts, write_shard
 from kimi_capture.statistics import statistics
 
 RIDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
-ANY_TMP = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def tensors(rows: list[int], boundaries: int, hidden: int, dtype: str, seed: int) -> dict[str, np.ndarray]:
@@ -60,7 +59,6 @@ def small(path: Path, rid: str = "r1") -> bytes:
     return path.read_bytes()
 
 
-@ANY_TMP
 @given(
     named=st.lists(st.tuples(RIDS, st.integers(1, 9)), max_size=5),
     boundaries=st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True).map(sorted),
@@ -140,7 +138,6 @@ def test_a_foreign_safetensors_file_is_refused(tmp_path: Path, header: object) -
         read_shard(path)
 
 
-@ANY_TMP
 @given(st.binary(max_size=400))
 def test_noise_is_refused(tmp_path: Path, noise: bytes) -> None:
     path = tmp_path / "noise"
@@ -170,7 +167,6 @@ COMMIT_LIST = st.lists(
 )
 
 
-@ANY_TMP
 @given(COMMIT_LIST, st.data())
 def test_a_torn_commit_line_costs_that_commit_only(tmp_path: Path, commits: list[Commit], data: st.DataObject) -> None:
     lines = [encode_commit(commit) for commit in commits]
@@ -224,7 +220,7 @@ def test_statistics_name_what_is_wrong_with_rows() -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 300), st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_rms_is_that_of_all_elements(rows: int, width: int, seed: int) -> None:
     states = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
     expected = float(np.sqrt(np.mean(states.astype(np.float64) ** 2)))

@@ -189,7 +189,7 @@ def traffic(draw: st.DrawFn) -> tuple[list[Life], list[list[int]]]:
 
 
 @given(traffic())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_row_is_accounted_for_in_any_traffic(case: tuple[list[Life], list[list[int]]]) -> None:
     requests, batches = case
     ledger = opened()

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.errors import Exit, KimiError, UnavailableError
@@ -47,7 +47,7 @@ def texts(events: Sequence[Event]) -> list[str]:
     return [event.body.text for event in events if isinstance(event.body, Note)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     cuts=st.lists(st.integers(0, 4000), max_size=12),
     chunk=st.integers(1, 5000),

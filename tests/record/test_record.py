@@ -212,7 +212,7 @@ PARTS = st.floats(0, 1, exclude_max=True)
 
 
 @given(flips=st.lists(st.tuples(PARTS, st.integers(0, 7)), max_size=4), kept=PARTS | st.just(1.0))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_damaged_recording_gives_events_or_a_sentence(
     intact: Path, tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]], kept: float
 ) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.errors import UsageError
@@ -48,7 +48,7 @@ def test_every_word_of_a_launch_arrives_as_it_was_written(tmp_path: Path) -> Non
 
 
 @given(st.lists(WORDS, max_size=5))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 def test_a_command_line_that_is_shown_can_be_pasted(words: list[str]) -> None:
     done = subprocess.run(["sh", "-c", f"printf '%s\\0' {shlex.join(words)}"], capture_output=True, check=True)
     assert done.stdout.split(b"\0")[: len(words)] == [word.encode() for word in words]

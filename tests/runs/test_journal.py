@@ -27,7 +27,7 @@ def note(number: int, size: int = 0) -> Note:
 
 
 @given(sizes=st.lists(st.integers(0, 900), max_size=60), cut=st.integers(0, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_reads_back_everything_over_a_restart(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], cut: int
 ) -> None:
@@ -49,7 +49,7 @@ def test_reads_back_everything_over_a_restart(
 
 
 @given(torn=st.integers(1, 200))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_torn_last_line_is_cut_off(tmp_path_factory: pytest.TempPathFactory, torn: int) -> None:
     directory = tmp_path_factory.mktemp("journal")
     journal = Journal(directory)
@@ -226,7 +226,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestLives.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 def test_many_short_lives_keep_the_whole_history(tmp_path: Path) -> None:

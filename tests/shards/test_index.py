@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.shards.inspect import index as indexes
@@ -18,7 +18,7 @@ from kimi_capture.format import COMMITS, Sample, encode_commit, read_commits, re
 from .conftest import DumpWriter
 
 Maker = Callable[..., Any]
-ONE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ONE = settings(max_examples=10)
 
 
 def whole(directory: Path, cache: Path | None = None) -> DumpIndex:

@@ -58,7 +58,7 @@ def normal(seed: int, rows: int = 40) -> npt.NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(rows, 4, HIDDEN)).astype(np.float32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(1, 60), st.floats(0.01, 100), st.booleans())
 def test_rows_as_a_model_makes_them_are_never_marked(seed: int, rows: int, scale: float, sink: bool) -> None:
     states = normal(seed, rows) * scale
@@ -68,7 +68,7 @@ def test_rows_as_a_model_makes_them_are_never_marked(seed: int, rows: int, scale
     assert not flags_of(states).any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(0, 39), st.integers(0, 3),
        st.sampled_from(["nan", "inf", "zero", "same", "large", "small"]))  # fmt: skip
 def test_every_fault_is_marked_where_it_is_and_nowhere_else(seed: int, row: int, column: int, fault: str) -> None:
@@ -110,7 +110,7 @@ def test_positions_are_out_of_place_by_the_sample_s_own_account() -> None:
     assert "position 31 is out of place" in suspects.words(flags_of(normal(2), positions=positions)[30], NAMES, 31)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(0, 3), st.sampled_from([1, 400, 1 << 20]))
 def test_a_sample_read_in_slices_is_told_as_its_shard_is(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], place: int, chunk: int
@@ -171,7 +171,7 @@ def test_marked_tokens_are_reached_from_either_side(make_dump: Maker) -> None:
     assert bad_by_sample(read_shard(path)).tolist() == [0, 2]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=60))
 def test_histograms_count_every_value_once(values: list[float]) -> None:
     array = np.array(values, np.float32)
@@ -239,7 +239,7 @@ def test_wrong_requests_are_refused_in_words(dump: Any, tmp_path: Path) -> None:
         desk.do("sample", {"directory": where, "shard": "shard-TP0-000000.safetensors", "place": 7})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
 def test_the_first_different_token_is_the_first(one: list[int], other: list[int]) -> None:
     expected = 0
@@ -248,7 +248,7 @@ def test_the_first_different_token_is_the_first(one: list[int], other: list[int]
     assert same_tokens(np.array(one, np.int64), np.array(other, np.int64)) == expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 300))
 def test_distances_are_those_of_the_rows(seed: int, rows: int) -> None:
     random = np.random.default_rng(seed)

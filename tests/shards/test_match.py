@@ -36,14 +36,14 @@ def kinds(findings: list[Finding]) -> list[str]:
 
 
 @given(st.integers(0, 1000), st.floats(0, 0.05), st.integers(1, 60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_of_their_own_are_never_a_fault(seed: int, noise: float, rows: int) -> None:
     states = reference(seed, rows)
     assert judge(sample(states, noise=noise), states, EXPECTED, []) == []
 
 
 @given(st.integers(0, 1000), st.permutations([2, 3, 4]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_other_order_is_named(seed: int, order: list[int]) -> None:
     states = reference(seed)
     found = judge(sample(states, columns=(*order, LAYERS + 1)), states, EXPECTED, [])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_agent.shards.verify import DumpResult, verify
@@ -88,7 +88,7 @@ def test_an_empty_dump_is_good(make_dump: Maker) -> None:
     assert result.shards == ()
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_a_flipped_bit_is_found_in_its_shard_and_only_there(dump: Any, data: st.DataObject) -> None:
     path = sorted(dump.directory.glob("*.safetensors"))[data.draw(st.integers(0, 2))]
@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_found_in_its_shard_and_only_there(dump: Any, data: st.
         path.write_bytes(whole)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_shard_cut_or_grown_anywhere_is_found_and_only_that(dump: Any, data: st.DataObject) -> None:
     path = sorted(dump.directory.glob("*.safetensors"))[data.draw(st.integers(0, 2))]
@@ -117,7 +117,7 @@ def test_a_shard_cut_or_grown_anywhere_is_found_and_only_that(dump: Any, data: s
         path.write_bytes(whole)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_a_flipped_bit_is_found_even_where_the_commit_was_made_to_fit(dump: Any, data: st.DataObject) -> None:
     """The shard's own hashes see what the commit's does not, outside the JSON header's free spelling."""
@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_found_even_where_the_commit_was_made_to_fit(dump: Any,
         (dump.directory / COMMITS).write_bytes(commits)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=300), st.booleans())
 def test_a_foreign_file_in_a_shards_place_is_a_problem_and_no_more(dump: Any, junk: bytes, framed: bool) -> None:
     path = dump.directory / "shard-TP0-000000.safetensors"

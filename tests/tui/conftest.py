@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from rich.console import Console
 from textual.app import App
-
-settings.register_profile("kimi", deadline=None)
-settings.load_profile("kimi")
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
