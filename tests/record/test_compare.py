@@ -75,6 +75,7 @@ def test_the_arguments_that_differ_are_named() -> None:
     assert differing["soft_watchdog_timeout"] == ("8.0", "None")
     assert "model_path" not in differing
     assert "argument soft_watchdog_timeout: A 8.0, B None\n" in comparison_text(found)
+    assert found.arguments[-1].name == "random_seed", "drawn at each start"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ MOST_LINES: Final = 500_000
 """Lines of a run that are compared; a start has some hundreds."""
 SHOWN: Final = 200
 """Lines that one side alone has, which are listed."""
+DRAWN: Final = frozenset({"random_seed"})
+"""Arguments that SGLang draws at each start unless they are given: that they differ says the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ def _arguments(a: _Said, b: _Said) -> tuple[ArgumentPair, ...]:
     if not given_a or not given_b:
         return ()
     pairs = (ArgumentPair(name, given_a.get(name), given_b.get(name)) for name in {**given_a, **given_b})
-    return tuple(pair for pair in pairs if pair.a != pair.b)
+    return tuple(sorted((pair for pair in pairs if pair.a != pair.b), key=lambda pair: pair.name in DRAWN))
 
 
 def _only(said: _Said, others: set[str]) -> tuple[OnlyLine, ...]:
