@@ -26,6 +26,8 @@ from kimi_capture.store import COMMITTERS, Committer, Parts
 
 PATIENCE: Final = 10.0
 """Seconds that the process gets to end by itself."""
+STARTING: Final = 60.0
+"""Seconds that it gets to start: its libraries may come from a slow disk."""
 
 
 class Scribe:
@@ -50,7 +52,7 @@ class Scribe:
             for here, there in pairs:
                 there.close()
                 self._idle.put(here)
-        self._listen(pairs[0][0])
+        self._await(pairs[0][0])
 
     @property
     def pid(self) -> int:
@@ -90,6 +92,17 @@ class Scribe:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _await(self, connection: socket.socket) -> None:
+        """Wait until the process says that it is ready. Raises OSError, and ends it, when it does not."""
+        connection.settimeout(STARTING)
+        try:
+            self._listen(connection)
+        except OSError:
+            self._process.kill()
+            self.close()
+            raise
+        connection.settimeout(None)
 
     def _ask(self, connection: socket.socket, header: dict[str, Any], tail: list[Array]) -> dict[str, Any]:
         regions = self._arena.regions

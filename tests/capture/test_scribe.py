@@ -9,8 +9,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kimi_capture import scribe
 from kimi_capture.arena import Arena
 from kimi_capture.claim import StoreError
 from kimi_capture.scribe import Scribe
@@ -95,6 +97,18 @@ def test_the_locks_are_held_until_the_last_shard_is_written(tmp_path: Path) -> N
             assert time.monotonic() < deadline
             threading.Event().wait(0.02)
     check(tmp_path / "d")
+
+
+def test_a_process_that_never_gets_ready_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    monkeypatch.setattr(scribe, "STARTING", 0.2)
+    monkeypatch.setattr(scribe, "PATIENCE", 0.2)
+    with pytest.raises(OSError, match=r"the process that writes shards, \d+, does not answer") as failure:
+        dumping(tmp_path / "d", Arena())
+    assert not psutil.pid_exists(int(str(failure.value).split()[-4].rstrip(",")))
 
 
 @pytest.mark.engine
