@@ -42,6 +42,8 @@ async def test_what_cannot_be_fed_is_refused_in_words(feeds: Feeds, tmp_path: Pa
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             await feeds.start(dataset, dump)
+    with pytest.raises(UsageError, match=r"there is no file 'chat\.jinja' here"):
+        await feeds.start(str(data), "d1", chat_template="chat.jinja")
     with pytest.raises(UsageError, match="no feed goes on"):
         await feeds.stop()
     assert await feeds.status() == {"state": "none"}
@@ -71,8 +73,11 @@ async def test_a_feed_is_stopped_and_ends_with_the_agent(
     silent = socket.socket(socket.AF_UNIX)  # an agent that does not answer: the feed waits for it
     silent.bind(str(path))
     silent.listen()
-    await feeds.start(str(data), "d1")
+    template = tmp_path / "t.jinja"
+    template.touch()
+    await feeds.start(str(data), "d1", max_new_tokens=9, chat_template=str(template))
     (process,) = children(str(data))
+    assert process.cmdline()[-4:] == ["--max-new-tokens", "9", "--chat-template", str(template)]
     process.suspend()  # it cannot follow a signal, as one that waits for a disk cannot
     assert (await feeds.stop())["state"] == "stopping"
     assert os.getsid(process.pid) == process.pid

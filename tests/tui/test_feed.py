@@ -70,10 +70,13 @@ async def test_a_feed_is_begun_followed_stopped_and_accounted_for(
         app.screen.query_one("#dataset", Input).value = "/data/chats.jsonl"
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "given answers: made anew" in seen(app))
+        app.screen.query_one("#longest", Input).focus()
+        await pilot.press(*"6x4", "tab", *"/t.jinja")
         await pilot.press("enter")
         await until(pilot, lambda: "312 of 1,990 requests" in seen(app))
         started = [params for method, params in feeder.control.asked if method == "feed_start"][-1]
-        assert started == {"dataset": "/data/chats.jsonl", "dump": "d1", "regenerate": True}
+        assert started == {"dataset": "/data/chats.jsonl", "dump": "d1", "regenerate": True,
+                           "max_new_tokens": 64, "chat_template": "/t.jinja"}  # fmt: skip
         for fact in ("1.84k tok/s", "10.0 GiB written, 54.0 GiB to come", "8:32 left", "256 in flight, 12 queued"):
             assert fact in seen(app)
         same("feed-120x36", seen(app))

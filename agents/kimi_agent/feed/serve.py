@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,18 @@ class _Feed:
     ended: float | None = None
 
 
+def _file(given: str) -> Path:
+    """A file by its whole path.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = Path(given).expanduser()
+    if not path.is_absolute() or not path.is_file():
+        raise UsageError(f"there is no file {clean(given)!r} here", "Give its whole path on this host.")
+    return path
+
+
 class Feeds:
     """At most one feed of one agent; the last one stays to be looked at."""
 
@@ -53,22 +65,23 @@ class Feeds:
         return {"feed_start": self.start, "feed": self.status, "feed_stop": self.stop}
 
     async def start(
-        self, dataset: str, dump: str, regenerate: bool = False, max_new_tokens: int = 512
+        self, dataset: str, dump: str, regenerate: bool = False, max_new_tokens: int = 512, chat_template: str = ""
     ) -> dict[str, Any]:
         """Begin, or go on with what an earlier one left; how it stands.
 
         Raises:
-            UsageError: one goes on, or the dataset or the dump is named wrongly.
+            UsageError: one goes on, or the dataset, the dump or the template is named wrongly.
         """
         async with self._starting:
             if self._feed is not None and self._feed.ended is None:
                 raise UsageError(f"{self._feed.dataset} is being fed", "Stop it first.", slug="busy")
-            path = Path(dataset).expanduser()
-            if not path.is_absolute() or not path.is_file():
-                raise UsageError(f"there is no file {clean(dataset)!r} here", "Give its whole path on this host.")
+            path = _file(dataset)
+            template = _file(chat_template) if chat_template else None
             if not dump or Path(dump).name != dump or dump.startswith((".", "-")):
                 raise UsageError(f"{clean(dump)!r} is no name for a dump", "Give a name without a slash.")
-            process = await self._spawn(path, dump, regenerate=regenerate, new=max_new_tokens)
+            options = ["--max-new-tokens", str(int(max_new_tokens)), *(["--regenerate"] if regenerate else [])]
+            options += ["--chat-template", str(template)] if template is not None else []
+            process = await self._spawn(path, dump, options)
             self._feed = _Feed(str(path), dump, process, time.time())
             self._following = asyncio.create_task(self._follow(self._feed))
         return await self.status()
@@ -117,11 +130,10 @@ class Feeds:
                 os.killpg(self._feed.process.pid, signal.SIGKILL)
             await asyncio.wait((self._following,))
 
-    async def _spawn(self, path: Path, dump: str, *, regenerate: bool, new: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, path: Path, dump: str, options: Sequence[str]) -> asyncio.subprocess.Process:
         arguments = ["feed", str(path), "--dump", dump, "--home", str(self._home.root), "--json"]
-        arguments += ["--max-new-tokens", str(int(new)), *(["--regenerate"] if regenerate else [])]
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kimi_agent", *arguments,
+            sys.executable, "-m", "kimi_agent", *arguments, *options,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             limit=MAX_LINE, start_new_session=True,
         )  # fmt: skip

@@ -22,8 +22,9 @@ dump_stop                                      {"dump", "rows", "samples", "shar
 prove                                          {"ok", "modes": [{"mode","steps","computed","captured","verdict","why"}]}
 bundle         run: str|null, hosts: [str]     {"bundle", "run", "size", "removed": {kind: count}, "files"}
 bundle_read    bundle: str, offset: int        {"data": base64 of at most 512 KiB, "size": bytes of the whole}
-feed_start     dataset, dump: str,             as `feed`; the dataset is a file of the host
-               regenerate, max_new_tokens
+feed_start     dataset, dump: str,             as `feed`; the dataset and the template, where one is given, are files
+               regenerate, max_new_tokens,     of the host
+               chat_template: str
 feed                                           {"state", "rows", "forecast", "progress", "summary", "missing", "error"}:
                                                the lines of `kimi-agent feed --json`, the last of each kind
 feed_stop                                      as `feed`; what is in flight comes to its end

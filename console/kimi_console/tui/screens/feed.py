@@ -1,6 +1,6 @@
 """The feed: a dataset of the host through the running server into a dump, and how far it is."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from textual import work
 from textual.app import ComposeResult
@@ -19,6 +19,15 @@ from kimi_console.tui.screens.overlay import Overlay
 AGAIN = 1.0
 """Seconds between two looks at a feed that goes on."""
 Answer = dict[str, Any]
+NEEDED = ("dataset", "dump")
+LONGEST, TEMPLATE = "longest", "template"
+FIELDS = {
+    "dataset": "/path/on/the/host.jsonl or .parquet",
+    "dump": "a new dump's name, or one to go on with",
+    LONGEST: "most tokens of an answer that is made: 512",
+    TEMPLATE: "/path/on/the/host.jinja: the server's own chat template",
+}
+"""The form's fields, and what stands in them while they are empty."""
 
 
 class FeedScreen(Overlay[None]):
@@ -42,13 +51,12 @@ class FeedScreen(Overlay[None]):
         self._asking = False
 
     def body(self) -> ComposeResult:
-        """The form's two lines, and what is told."""
-        with Horizontal(classes="field"):
-            yield Bar([(" dataset ", "dim")])
-            yield Input(placeholder="/path/on/the/host.jsonl or .parquet", compact=True, id="dataset")
-        with Horizontal(classes="field"):
-            yield Bar([(" dump ", "dim")])
-            yield Input(placeholder="a new dump's name, or one to go on with", compact=True, id="dump")
+        """The form's lines, and what is told."""
+        for name, placeholder in FIELDS.items():
+            with Horizontal(classes="field"):
+                yield Bar([(f" {name} ", "dim")])
+                kind: Literal["integer", "text"] = "integer" if name == LONGEST else "text"
+                yield Input(placeholder=placeholder, compact=True, type=kind, id=name)
         yield self._rows
 
     def on_mount(self) -> None:
@@ -101,7 +109,7 @@ class FeedScreen(Overlay[None]):
     def _keys(self) -> str:
         if self._form:
             answers = "made anew" if self._regenerate else "replayed"
-            return f"Enter next, then start  ^g given answers: {answers}  Esc back"
+            return f"Enter start  Tab next field  ^g given answers: {answers}  Esc back"
         if self._control.read_only:
             return "Esc back"
         return "s stop  Esc back, it goes on" if self.active else "n feed another  Esc back"
@@ -111,17 +119,22 @@ class FeedScreen(Overlay[None]):
         if self._answer is not None and not self._form:
             lines += feed_lines(self._answer, cells)
         elif self._form:
-            lines += paragraphs(ABOUT, "dim", cells)
+            lines += [[], *paragraphs(ABOUT, "dim", cells)]
         return lines or paragraphs("looking…", "dim", cells)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """The next field, and after the last one the start."""
+        """The first field that is needed and empty, and without one the start."""
         event.stop()
-        dataset, dump = (self.query_one(f"#{name}", Input) for name in ("dataset", "dump"))
-        if event.input is dataset and not dump.value.strip():
-            dump.focus()
-        elif dataset.value.strip() and dump.value.strip():
-            self._ask("feed_start", dataset=dataset.value.strip(), dump=dump.value.strip(), regenerate=self._regenerate)
+        fields = {name: self.query_one(f"#{name}", Input) for name in FIELDS}
+        given = {name: field.value.strip() for name, field in fields.items()}
+        missing = next((name for name in NEEDED if not given[name]), None)
+        if missing is not None:
+            fields[missing].focus()
+            return
+        more: dict[str, Any] = {"max_new_tokens": int(given[LONGEST])} if given[LONGEST].isdecimal() else {}
+        more |= {"chat_template": given[TEMPLATE]} if given[TEMPLATE] else {}
+        needed = {name: given[name] for name in NEEDED}
+        self._ask("feed_start", **needed, regenerate=self._regenerate, **more)
 
     def action_answers(self) -> None:
         """Answers that the dataset gives are replayed, or made anew."""
