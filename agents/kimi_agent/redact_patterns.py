@@ -54,10 +54,12 @@ FLAG: Final = Guarded(re.compile(
 HEADER: Final = Guarded(re.compile(
     r"(?P<head>\b(?:(?:proxy-)?authorization|(?:x-)?(?:goog-)?api-key|(?:set-)?cookie|x-auth-token|x-amz-security-token)"
     r"(?:\\?[\"'])?[ \t]{0,8}(?:[:,]|(?P<is>=))[ \t]{0,8}b?(?:\\?[\"'])?)"
-    r"(?P<value>(?(is)(?:(?!(?<![;,])[ \t][\w.-]{1,64}=)[^\"'\n\\])+|[^\"'\n\\]+))",
+    r"(?P<value>(?(is)(?:(?!(?<![;,])[ \t][\w.-]{1,64}[=:])[^\"'\n\\])+|[^\"'\n\\]+)"
+    r"(?:(?<=[=:])[\"'][^\"'\n]*[\"']?)?)",
     re.IGNORECASE,
 ), "authorization", "api-key", "cookie", "auth-token", "security-token", any_case=True)  # fmt: skip
-"""An HTTP header up to its quote or the line's end; written with `=`, up to the next `name=`."""
+"""An HTTP header up to its quote or the line's end; written with `=`, up to the next name. A quoted value whose name it
+took goes with it."""
 URL_USER: Final = Guarded(re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,24}://)(?!<)[^\s/@\"'<>]{1,512}@"), "://")
 URL_HOST: Final = Guarded(re.compile(
     r"(?P<head>://(?:<credentials>@)?)(?P<host>[A-Za-z0-9][A-Za-z0-9-]{0,62}(?:\.[A-Za-z0-9-]{1,63}){0,8}\.?)(?![\w.-])"

@@ -53,9 +53,19 @@ def test_nothing_planted_survives_in_text_or_in_data(value: str, template: str) 
     assert sum(kept.report().values()) > 0
 
 
-def test_what_is_named_behind_a_key_is_seen_by_itself() -> None:
-    line = "--admin-api-key=8f3a1c api_key='plain-and-short-1', cookie=a=1; b=2 model='x'"
-    assert redactor().text(line) == "--admin-api-key=<secret> api_key='<secret>', cookie=<secret> model='x'"
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "--admin-api-key=8f3a1c api_key='plain-and-short-1', cookie=a=1; b=2 model='x'",
+            "--admin-api-key=<secret> api_key='<secret>', cookie=<secret> model='x'",
+        ),
+        ("--admin-api-key=8f3a1c Cookie: session=8f3a1c", "--admin-api-key=<secret> Cookie: <secret>"),
+        ("Cookie: session=8f3a1c api_key='8f3a1c', served_model_name='x'", "Cookie: <secret>, served_model_name='x'"),
+    ],
+)
+def test_what_stands_behind_a_secret_is_seen_by_itself(line: str, expected: str) -> None:
+    assert redactor().text(line) == expected
 
 
 @pytest.mark.parametrize("line", HARMLESS)
