@@ -33,6 +33,8 @@ def test_a_feed_accounts_for_every_row_and_sends_none_twice(host: Host, tmp_path
     assert (done["rows"], done["captured"], done["duplicates"]) == (32, 27, 1)
     assert done["missing"] == {"empty": 2, "malformed": 1, "too long": 1}
     assert done["exit"] == 5
+    last = [line for line in lines if line["event"] == "progress"][-1]
+    assert (last["done"], last["of"], last["in_flight"], last["bytes_to_come"]) == (27, 27, 0, 0)
     named = {line["row"]: line["kind"] for line in lines if line.get("event") == "row"}
     assert named == {26: "empty", 27: "malformed", 28: "empty", 29: "too long"}
 
