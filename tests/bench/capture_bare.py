@@ -1,4 +1,5 @@
-"""A plugin for the benchmark: takes the capture plugin's hooks out of a running engine, and puts them back.
+"""A plugin for the benchmark: takes the capture plugin's hooks, or parts of its work, out of a running engine, and puts
+them back.
 
 So that a round without the plugin runs in the same process as the rounds with it: two engines started alike differ by
 more than capture costs. What the plugin added to decode's CUDA graphs stays in them.
@@ -7,12 +8,71 @@ more than capture costs. What the plugin added to decode's CUDA graphs stays in 
 import multiprocessing
 import os
 import pkgutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from kimi_capture import staging, writer
 from kimi_capture.checks import ABORT, CONFIGURE, FORWARD, RESULT
 from kimi_capture.control import Control
 from kimi_capture.facts import text_model
+from kimi_capture.rows import DUMP_FAILED
+
+COPY, MOMENTS, SEND, WRITE = "copy", "moments", "send", "write"
+"""The rows to memory of their own on the device; their moments; to the host; into shards."""
+WHOLE: Final = (COPY, MOMENTS, SEND, WRITE)
+
+
+class Parts:
+    """What capture does of its work with the rows; the rest is left out, and the dump's rows are nobody's."""
+
+    def __init__(self) -> None:
+        self.done: tuple[str, ...] = WHOLE
+        self._copy, self._send, self._submit = staging.copy, staging.Stager._send, writer.Writer._submit
+        staging.copy = self.copy
+        for owner, name, ours in ((staging.Stager, "_send", self.send), (writer.Writer, "_submit", self.submit)):
+            setattr(owner, name, method(ours))
+
+    def copy(self, targets: Any, source: Any) -> None:
+        """In place of `staging.copy`."""
+        if COPY in self.done:
+            self._copy(targets, source)
+
+    def send(self, stager: Any, slot: Any, layout: Any, extent: Any, rows: int) -> Any:
+        """In place of `Stager._send`."""
+        if self.done == WHOLE:
+            return self._send(stager, slot, layout, extent, rows)
+        import torch  # noqa: PLC0415
+
+        held = {name: tensor[:rows] for name, tensor in slot.views.items()}
+        stager._side.wait_event(torch.cuda.current_stream(stager.device).record_event())
+        with torch.cuda.stream(stager._side):
+            if MOMENTS in self.done:
+                stager._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
+            if SEND in self.done:
+                host = {name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}
+                self._copy(host, held)
+            slot.copied = torch.cuda.Event(blocking=True)
+            slot.copied.record(stager._side)
+        return slot.copied
+
+    def submit(self, one: Any) -> None:
+        """In place of `Writer._submit`."""
+        if WRITE in self.done:
+            self._submit(one)
+            return
+        batch, one._batch = one._batch, writer.Batch([])
+        one._lost(batch.rows, DUMP_FAILED, None)
+        one._wait_for(-batch.bytes)
+
+
+def method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One that is called with the object that it is a method of."""
+
+    def called(*given: Any) -> Any:
+        return function(*given)
+
+    return called
 
 
 class Hooks:
@@ -22,13 +82,15 @@ class Hooks:
         self._norm: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
         self._wrapped: dict[str, Any] = {}
+        self._parts = Parts()
 
     def on_configured(self, result: object, *, model: Any, **others: object) -> None:
         """Remember where the final norm keeps its hooks."""
         self._norm = text_model(model).norm._forward_hooks
 
     def switch(self, request: dict[str, Any]) -> dict[str, Any]:
-        """{"bare": whether the engine is to run without the plugin}."""
+        """{"bare": whether the engine is to run without the plugin, "parts": what capture is to do with rows}."""
+        self._parts.done = tuple(request["parts"])
         self._kept = self._kept or dict(self._norm)
         self._norm.clear()
         if not request["bare"]:

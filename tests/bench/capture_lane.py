@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.capture_bare import WHOLE
 from kimi_agent.bundle import ensure_bundle
 from kimi_console.demo.profile import free_port
 
@@ -91,14 +92,14 @@ class Server:
     port: int
     log: Path
     sockets: Path | None
-    is_bare: bool = False
-    """Whether the plugin's hooks are taken out."""
+    state: tuple[bool, tuple[str, ...]] = (False, WHOLE)
+    """Whether the plugin's hooks are taken out, and what capture does with rows."""
 
-    def bare(self, wanted: bool) -> None:
-        """Take the plugin's hooks out, or put them back."""
-        if wanted != self.is_bare:
-            self._say("bare.sock", 30.0, {"op": "switch", "bare": wanted})
-            self.is_bare = wanted
+    def bare(self, wanted: bool, parts: tuple[str, ...] = WHOLE) -> None:
+        """Take the plugin's hooks out, or put them back; let capture do these parts of its work alone."""
+        if (wanted, parts) != self.state:
+            self._say("bare.sock", 30.0, {"op": "switch", "bare": wanted, "parts": parts})
+            self.state = wanted, parts
 
     def post(self, path: str, body: bytes, timeout: float = 300.0) -> bytes:
         request = urllib.request.Request(
