@@ -29,6 +29,9 @@ REPOSITORY = Path(__file__).parents[2]
 GPU_SHELL = '. .gpu/env.sh && exec python3 -m sglang.launch_server "${GPU_FLAGS[@]}" "$@"'
 RAW_MEMORY = 1 << 30
 RAW_WINDOW = 8 << 20
+START_LIMIT = 420.0
+PAUSE = 1.0
+"""Seconds before each batch: a GPU that rested is faster, so all rest alike."""
 AUX = ["--disable-radix-cache", "--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
 
 
@@ -204,6 +207,21 @@ class Variant:
     """Where it dumps."""
     bare: bool = False
     """Without the plugin, in a server that has it."""
+    parts: tuple[str, ...] = WHOLE
+    """Of capture's work with the rows."""
+
+    def take_up(self) -> None:
+        """Bring the server into this state."""
+        self.server.bare(self.bare, self.parts)
+
+
+def in_turn(variants: dict[str, Variant], number: int) -> Iterator[tuple[str, Variant]]:
+    """The variants in another order each round, each brought about when its turn comes."""
+    order = list(variants.items())
+    first = number % len(order)
+    for kind, variant in (*order[first:], *order[:first]):
+        variant.take_up()
+        yield kind, variant
 
 
 def make_plugin(directory: Path, name: str) -> None:

@@ -17,38 +17,37 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2] / room) for room in ("agents", "console", "tests")]
 
-from bench.capture_bare import COPY, MOMENTS, SEND, WHOLE  # noqa: E402 - the path is set above
-from bench.capture_lane import Fleet, Server, cpu_lane, dumping, gpu_lane, prefill, prefill_body  # noqa: E402
+from bench.capture_bare import COPY, MOMENTS, SEND  # noqa: E402 - the path is set above
+from bench.capture_lane import (  # noqa: E402
+    PAUSE,
+    START_LIMIT,
+    Fleet,
+    Server,
+    Variant,
+    cpu_lane,
+    dumping,
+    gpu_lane,
+    in_turn,
+    prefill,
+    prefill_body,
+)
 from bench.capture_report import describe, relative  # noqa: E402
 
-PAUSE = 1.0
-"""Seconds before each batch: a GPU that rested is faster, so all rest alike."""
-START_LIMIT = 420.0
 
-
-@dataclass(frozen=True)
-class Kind:
-    """What is done in a round."""
-
-    name: str
-    place: Path | None = None
-    """Where it dumps, if it does."""
-    parts: tuple[str, ...] = WHOLE
-    bare: bool = False
-
-
-def kinds(disk: Path, memory: Path) -> list[Kind]:
+def variants(server: Server, disk: Path, memory: Path) -> dict[str, Variant]:
     """Each adds a part to one before."""
-    return [
-        Kind("none", bare=True), Kind("none again", bare=True), Kind("idle"), Kind("accounts", memory, ()),
-        Kind("copied", memory, (COPY,)), Kind("moments", memory, (COPY, MOMENTS)), Kind("sent", memory, (COPY, SEND)),
-        Kind("settled", memory, (COPY, MOMENTS, SEND)), Kind("memory", memory), Kind("disk", disk),
-    ]  # fmt: skip
+    within = partial(Variant, server, memory)
+    return {
+        "none": Variant(server, bare=True), "none-again": Variant(server, bare=True), "idle": Variant(server),
+        "accounts": within(parts=()), "copied": within(parts=(COPY,)), "moments": within(parts=(COPY, MOMENTS)),
+        "sent": within(parts=(COPY, SEND)), "settled": within(parts=(COPY, MOMENTS, SEND)),
+        "memory": within(), "disk": Variant(server, disk),
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -83,20 +82,19 @@ def main() -> None:
     ):
         server = fleet.start("plugin", plugin=True)
         print(f"ready after {fleet.ready(server, START_LIMIT):.0f} s", flush=True)
-        wanted = kinds(Path(disk), Path(memory))
+        wanted = variants(server, Path(disk), Path(memory))
         for number in range(-1, given.rounds):
             if time.monotonic() - began > given.limit:
                 break
-            for kind in (*wanted[number % len(wanted) :], *wanted[: number % len(wanted)]):
-                server.bare(kind.bare, kind.parts)
-                name = f"{kind.name.replace(' ', '-')}-{number + 1:03}"
+            for kind, variant in in_turn(wanted, number):
+                name = f"{kind}-{number + 1:03}"
                 body = prefill_body(lane, name, lane.prompts)
-                with dumped(server, kind.place and kind.place / name) as told:
+                with dumped(server, variant.place and variant.place / name) as told:
                     time.sleep(PAUSE)
                     seconds = prefill(server, body)
                 if number >= 0:  # the first round compiles and takes memory
-                    rates[kind.name].append(lane.prompts * lane.rows / seconds)
-                    hooks[kind.name] += told.values()
+                    rates[kind].append(lane.prompts * lane.rows / seconds)
+                    hooks[kind] += told.values()
     print(f"\n{describe()}. {lane.model}, layers {lane.layers}, {lane.prompts} x {lane.rows} tokens a batch.\n")
     print("| | tokens/s | of the same round without the plugin | hook, us a step | rounds |\n|---|---:|---:|---:|---:|")
     for name, values in rates.items():

@@ -28,6 +28,8 @@ sys.path[:0] = [str(Path(__file__).parents[2] / room) for room in ("agents", "co
 
 from bench import capture_others as others  # noqa: E402
 from bench.capture_lane import (  # noqa: E402 - the path is set above
+    PAUSE,
+    START_LIMIT,
     Fleet,
     Lane,
     Server,
@@ -36,6 +38,7 @@ from bench.capture_lane import (  # noqa: E402 - the path is set above
     decode,
     dumping,
     gpu_lane,
+    in_turn,
     prefill,
     prefill_body,
     raw_disk,
@@ -43,10 +46,6 @@ from bench.capture_lane import (  # noqa: E402 - the path is set above
 from bench.capture_report import describe, table  # noqa: E402
 from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
-
-START_LIMIT = 420.0
-PAUSE = 1.0
-"""Seconds before each batch: a GPU that rested is faster, so all rest alike."""
 
 
 class Bench:
@@ -136,23 +135,18 @@ class Bench:
     def prefill_rounds(self, variants: dict[str, Variant], rounds: int) -> None:
         """Alternating rounds of one batch each."""
         for kind, variant in variants.items():
-            variant.server.bare(variant.bare)
+            variant.take_up()
             for _ in range(2):
                 self.prefill_once(f"warm-{kind}", variant.server, self.lane.prompts, variant.place)
         for number in range(rounds):
-            order = list(variants.items())
-            order = order[number % len(order) :] + order[: number % len(order)]
-            for kind, variant in order:
-                variant.server.bare(variant.bare)
+            for kind, variant in in_turn(variants, number):
                 self.numbers[kind].append(self.prefill_once(kind, variant.server, self.lane.prompts, variant.place))
             self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
 
     def decode_rounds(self, variants: dict[str, Variant], rounds: int, tokens: int) -> None:
         """Alternating rounds of four streams with decode graphs (or without, on the server that has them off)."""
         for number in range(rounds + 1):
-            order = list(variants.items())
-            order = order[number % len(order) :] + order[: number % len(order)]
-            for kind, variant in order:
+            for kind, variant in in_turn(variants, number):
                 rate = self.decode_once(kind, variant, tokens)
                 if number:
                     self.numbers[f"decode {kind}"].append(rate)
@@ -160,7 +154,6 @@ class Bench:
     def decode_once(self, kind: str, variant: Variant, tokens: int) -> float:
         """Tokens a second of one round; checks a dump's accounts."""
         name, server = self.name(kind), variant.server
-        server.bare(variant.bare)
         if variant.place is None:
             time.sleep(PAUSE)
             return decode(server, name, tokens)
