@@ -174,12 +174,13 @@ class Redactor:
         return self._mark("secret", "<secret>") if looks_random(match[0]) else match[0]
 
     def _addresses(self, line: str) -> str:
-        words = [word for word in line.split() if len(word) >= SHORTEST_LONG_ADDRESS]
-        if any(word.count(":") >= MAC_MARKS or word.count("-") >= MAC_MARKS for word in words):
+        words = line.split()
+        long = [word for word in words if len(word) >= SHORTEST_LONG_ADDRESS]
+        if any(word.count(":") >= MAC_MARKS or word.count("-") >= MAC_MARKS for word in long):
             line = MAC.sub(lambda match: self._stand_in("mac", match[0].lower().replace("-", ":")), line)
-        if "::" in line or any(word.count(":") >= IPV6_MARKS for word in words):
+        if "::" in line or any(word.count(":") >= IPV6_MARKS for word in long):
             line = IPV6.sub(self._address, line)
-        if line.count(".") >= IPV4_MARKS and any(word.count(".") >= IPV4_MARKS for word in line.split()):
+        if line.count(".") >= IPV4_MARKS and any(word.count(".") >= IPV4_MARKS for word in words):
             line = IPV4.sub(self._address, line)
         return line
 

@@ -46,8 +46,7 @@ def built(batches: Iterable[Sequence[Event]]) -> BlockBuilder:
     """A block of these batches."""
     builder = BlockBuilder()
     for batch in batches:
-        bodies = [event.body for event in batch]
-        builder.add(batch, bodies, set(map(type, bodies)))
+        builder.add(batch)
     return builder
 
 
@@ -74,8 +73,7 @@ def test_the_end_of_a_block_is_a_block(before: list[Event], after: list[Event]) 
     """As what was said since the last flush is written."""
     builder = built([before])
     extent = builder.extent
-    bodies = [event.body for event in after]
-    builder.add(after, bodies, set(map(type, bodies)))
+    builder.add(after)
     assert unpack(builder.pack(extent)).events() == after
     assert unpack(builder.pack(Extent())).events() == before + after
     said = [len(event.body.lines) for event in after if isinstance(event.body, LogLines)]

@@ -71,7 +71,7 @@ async def test_a_feed_is_begun_followed_stopped_and_accounted_for(
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "given answers: made anew" in seen(app))
         app.screen.query_one("#longest", Input).focus()
-        await pilot.press(*"6x4", "tab", *"/t.jinja")
+        await pilot.press(*"-6x4", "tab", *"/t.jinja")
         await pilot.press("enter")
         await until(pilot, lambda: "312 of 1,990 requests" in seen(app))
         started = [params for method, params in feeder.control.asked if method == "feed_start"][-1]

@@ -5,8 +5,9 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -146,15 +147,15 @@ class Feed:
         server = Server(host.host, host.port, target.key, options.deadline, options.temperature)
         driver = Driver(server, batch.ids, options.concurrency)
         rows = {request.rid: request.rows for request in todo}
-        began = monotonic()
+        tell = partial(self._tell_once, driver, len(rows), sum(rows.values()), turn, monotonic())
         with _interruptible(driver):
-            telling = asyncio.create_task(self._tell(driver, rows, turn, began))
+            telling = asyncio.create_task(self._tell(driver, tell))
             try:
                 done = await driver.run(self._noted(todo))
             finally:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-        self._tell_once(driver, rows, turn, began)
+        tell()
         self.failures = {rid: one for rid, one in self.failures.items() if rid not in rows} | done.failures
         self.tokens += done.tokens
         self.gone = done.gone
@@ -164,24 +165,24 @@ class Feed:
             self.sent.add(request.rid)
             yield request
 
-    async def _tell(self, driver: Driver, rows: dict[str, int], turn: int, began: float) -> None:
+    async def _tell(self, driver: Driver, tell: Callable[[], None]) -> None:
         while True:
-            self._tell_once(driver, rows, turn, began)
+            tell()
             if trouble := await asyncio.to_thread(trouble_of, self.client):
                 driver.stop(trouble)
             await asyncio.sleep(REPORT)
 
-    def _tell_once(self, driver: Driver, rows: dict[str, int], turn: int, began: float) -> None:
-        """How far a pass is that sends requests of so many `rows` each."""
+    def _tell_once(self, driver: Driver, requests: int, rows: int, turn: int, began: float) -> None:
+        """How far a pass is that sends so many requests of so many rows in all."""
         done, seconds = driver.done, monotonic() - began
         ended = done.answered + len(done.failures)
-        share = ended / max(len(rows), 1)
+        share = ended / max(requests, 1)
         left = seconds * (1 - share) / share if share else None
         rate = done.tokens / seconds if seconds else 0.0
         written = (self.tokens + done.tokens) * self.target.bytes_per_row
-        to_come = int(sum(rows.values()) * (1 - share)) * self.target.bytes_per_row
+        to_come = int(rows * (1 - share)) * self.target.bytes_per_row
         self.report.progress(Progress(
-            turn + 1, ended, len(rows), rate, written, to_come, self.target.room(), left, done.in_flight, done.waiting,
+            turn + 1, ended, requests, rate, written, to_come, self.target.room(), left, done.in_flight, done.waiting,
         ))  # fmt: skip
 
     def _end_dump(self) -> None:

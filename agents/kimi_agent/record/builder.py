@@ -5,7 +5,7 @@ events would cost several times as much.
 """
 
 from array import array
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import accumulate, chain, islice
 from operator import sub
 from typing import Final, NamedTuple, cast
@@ -59,10 +59,10 @@ class BlockBuilder:
         """How far it is filled."""
         return Extent(len(self.times), len(self._texts), len(self._others))
 
-    def add(self, events: Sequence[Event], bodies: Sequence[Body], kinds: Set[type]) -> int:
-        """Take a batch; `bodies` are its events' and `kinds` the types of these. Returns how many events are kept as
-        lines of the wire.
-        """
+    def add(self, events: Sequence[Event]) -> tuple[int, set[type[Body]]]:
+        """Take a batch. Returns how many of its events are kept as lines of the wire, and the types of all bodies."""
+        bodies = [event.body for event in events]
+        kinds = set(map(type, bodies))
         logs = bodies if kinds == {LogLines} else [body for body in bodies if type(body) is LogLines]
         counts, text = self._goes_on(cast("Sequence[LogLines]", logs))
         others: Sequence[Event] = ()
@@ -77,8 +77,8 @@ class BlockBuilder:
         self._counts += counts
         self._seqs += [event.seq for event in events]
         self.times += [event.time for event in events]
-        self.size += len("".join(text)) + sum(map(len, rests))
-        return len(others)
+        self.size += sum(map(len, text)) + sum(map(len, rests))
+        return len(others), kinds
 
     def lines(self, since: Extent) -> int:
         """How many lines of the log are held from an extent on."""

@@ -168,12 +168,11 @@ class RecordingWriter:
         if len(self._block) + len(events) > BLOCK_EVENTS or self._block.size >= BLOCK_BYTES:
             self._seal()
         place = self._sealed + len(self._block)
-        bodies = [event.body for event in events]
-        kinds = set(map(type, bodies))
         if self._unfolded >= CHECKPOINT_EVENTS or place - self._checkpointed >= CHECKPOINT_PLACES:
             self._checkpoints.append((place, before))
             self._checkpointed, self._unfolded = place, 0
-        self._unfolded += self._block.add(events, bodies, kinds)
+        kept, kinds = self._block.add(events)
+        self._unfolded += kept
         if not kinds.isdisjoint(MARKING):
             found = (self._marker.mark(place + index, event) for index, event in enumerate(events))
             self._marks += [mark for mark in found if mark is not None]

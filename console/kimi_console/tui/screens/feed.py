@@ -1,6 +1,6 @@
 """The feed: a dataset of the host through the running server into a dump, and how far it is."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -55,8 +55,8 @@ class FeedScreen(Overlay[None]):
         for name, placeholder in FIELDS.items():
             with Horizontal(classes="field"):
                 yield Bar([(f" {name} ", "dim")])
-                kind: Literal["integer", "text"] = "integer" if name == LONGEST else "text"
-                yield Input(placeholder=placeholder, compact=True, type=kind, id=name)
+                digits = r"\d*" if name == LONGEST else None
+                yield Input(placeholder=placeholder, compact=True, restrict=digits, id=name)
         yield self._rows
 
     def on_mount(self) -> None:
@@ -131,7 +131,7 @@ class FeedScreen(Overlay[None]):
         if missing is not None:
             fields[missing].focus()
             return
-        more: dict[str, Any] = {"max_new_tokens": int(given[LONGEST])} if given[LONGEST].isdecimal() else {}
+        more: dict[str, Any] = {"max_new_tokens": int(given[LONGEST])} if given[LONGEST] else {}
         more |= {"chat_template": given[TEMPLATE]} if given[TEMPLATE] else {}
         needed = {name: given[name] for name in NEEDED}
         self._ask("feed_start", **needed, regenerate=self._regenerate, **more)
