@@ -16,9 +16,11 @@ from kimi_capture.format import COMMITS, MANIFEST, Commit, Manifest, Sample, con
 from kimi_capture.parts import write_shard
 from kimi_console.tui.app import KimiApp
 from kimi_console.tui.board import Board
+from kimi_console.tui.rows import Rows
 from kimi_console.tui.screens.beside import Report, boundary_match
 from kimi_console.tui.screens.sample import SampleScreen
 from kimi_console.tui.screens.shards import ShardBrowser
+from kimi_console.tui.screens.steps import Paged
 from kimi_console.tui.token_grid import TokenGrid, shade
 from kimi_console.tui.window import KEPT, PAGE, Window
 
@@ -211,6 +213,22 @@ async def test_orders_and_search_ask_for_what_is_shown_and_no_more(control: Dump
         assert control.asked[-1][1]["reverse"] is True
         await pilot.press("slash", "x", "enter")
         await until(pilot, lambda: "none has 'x' in its name" in seen(app))
+
+
+async def test_the_row_under_the_cursor_is_asked_for_before_it_is_drawn(
+    control: DumpControl, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list scrolls after the next refresh, and may be drawn there only after all else that waits for it."""
+    write(control.root / "long", tuple((2,) * 50 for _ in range(8)))
+    app = app_of(scenes.ready(), control)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await walk(pilot, seen, "i", "long")
+        await pilot.press("down" if browser_of(app).step.draw(80)[0][1][1][0].startswith("nightly") else "up", "a")
+        await until(pilot, lambda: "req-0-0000" in seen(app))
+        monkeypatch.setattr(Rows, "scroll_to", lambda self, **where: None)
+        monkeypatch.setattr(Paged, "grows", False)  # or the next look at what grows would ask for it too
+        await pilot.press("end")
+        await until(pilot, lambda: control.asked[-1][1].get("first") == 300)
 
 
 async def test_next_bad_goes_over_the_dump_to_the_sample_that_has_it(control: DumpControl, seen: Seen) -> None:

@@ -111,8 +111,10 @@ class Paged:
 
     @property
     def wants(self) -> bool:
-        """Whether rows in view are not here."""
-        return self.facts is None or self.window.missing is not None
+        """Whether rows in view are not here, or the one that the cursor is on, which comes into view only later."""
+        window = self.window
+        beyond = self.cursor < window.total and window.row(self.cursor) is None
+        return self.facts is None or window.missing is not None or beyond
 
     @property
     def grows(self) -> bool:
