@@ -118,7 +118,7 @@ class WriterLock:
 def append_durably(path: Path, lines: bytes) -> None:
     """Append whole lines to a file and fsync it; several processes may.
 
-    Raises OSError; then none of them is there, and the same call can be repeated.
+    Raises OSError; then none of them is there, where the disk still takes that back, and the same call can be repeated.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
@@ -130,6 +130,7 @@ def append_durably(path: Path, lines: bytes) -> None:
             os.fsync(fd)
             if not size:
                 fsync_directory(path.parent)
+            os.utime(fd)  # ext4's fsync may return 0 when its journal was given up: only a later change is refused
         except OSError:
             os.ftruncate(fd, size)
             raise

@@ -174,13 +174,18 @@ def crash(kind: str, source: random.Random, directory: Path, *, resume: bool) ->
         elif kind == "limit":
             resource.prlimit(writer.scribe, resource.RLIMIT_FSIZE, (source.randrange(50_000), resource.RLIM_INFINITY))
     if kind == "power":
-        fd = os.open(directory.parent, os.O_RDONLY)
-        fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", 2))
-        os.close(fd)
+        cut_off(directory.parent)
     hit = writer.end() != 0
     if writer.scribe:
         wait_for_end(writer.scribe)  # it ends what it began
     return writer, hit
+
+
+def cut_off(disk: Path) -> None:
+    """Nothing more is written to a mounted ext4, and what was not synced is gone."""
+    fd = os.open(disk, os.O_RDONLY)
+    fcntl.ioctl(fd, GOING_DOWN, struct.pack("I", 2))
+    os.close(fd)
 
 
 def wait_for_end(pid: int) -> None:
