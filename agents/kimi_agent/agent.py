@@ -63,6 +63,8 @@ class Agent:
         private_dir(home.root)
         self.home = home
         self.journal = Journal(home.journal)
+        self._problem = ""
+        """The journal's, as it was told last."""
         self._checkpoints = Checkpoints(home.journal)
         known = self._checkpoints.newest(self.journal.last)
         self.state: State = fold(self.journal.events(known.seq), known)
@@ -100,12 +102,16 @@ class Agent:
         }
 
     def emit(self, body: Body) -> bool:
-        """Journal one event and fold it into the state; `False` when the disk takes no more."""
+        """Journal one event and fold it into the state; `False` when the journal was let go of."""
         event = self.journal.append(body)
-        if event is not None:
-            before, self.state = self.state, reduce(self.state, event)
-            self._recorder.take(event, before)
-        return event is not None
+        if event is None:
+            return False
+        before, self.state = self.state, reduce(self.state, event)
+        self._recorder.take(event, before)
+        if self._problem != self.journal.problem:
+            self._problem = self.journal.problem
+            self.emit(self.journal.account())
+        return True
 
     def snapshot(self) -> bytes | None:
         """The line of an event that stands for all up to now, with as much of the log's end as a line can hold."""
@@ -114,8 +120,8 @@ class Agent:
         return snapshot_line(state, first, lines)
 
     def save(self) -> None:
-        """Keep the state beside the journal, for the next agent's start."""
-        if self._saved == self.state.seq:
+        """Keep the state beside the journal, for the next agent's start; not one of events that the disk lacks."""
+        if self._saved == self.state.seq or self.journal.problem:
             return
         try:
             self._checkpoints.save(self.state)
@@ -134,6 +140,7 @@ class Agent:
             host=socket.gethostname(),
             pid=os.getpid(),
             build=build_id(),
+            begun=self.journal.begun,
         )
 
     async def begin(self) -> None:
@@ -263,8 +270,8 @@ class Agent:
             plan.refuse(await asyncio.to_thread(refusals, made))
             record, process = launch.spawn(made, self.home)
             if not self.emit(launch.started(record, made, self.home, adopted=False)):
-                launch.give_up(record, process, self.home)
-                raise LaunchError(f"the journal in {self.home.journal} cannot be written", "Free space on its disk.")
+                launch.give_up(record.run, process, made, self.home)
+                raise LaunchError("this agent is ending", "Launch again when the next one is there.")
             if (known := baseline.recall(self.home.baselines, made, record.run)) is not None:
                 self.emit(known)
             supervisor = Supervisor(
@@ -329,6 +336,10 @@ class Agent:
     async def _adopt(self) -> None:
         for record in launch.unfinished(self.home):
             directory = self.home.run(record.run)
+            known = self.state.run
+            if known is not None and known.exited is not None and known.started.run == record.run:
+                launch.mark_ended(record, directory)  # its agent saw its end, and could not write it down
+                continue
             made = await asyncio.to_thread(plan.make_plan, self._profile(record.profile), self.home)
             if launch.same_process(record):
                 self.emit(launch.started(record, made, self.home, adopted=True))

@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 
 from kimi_agent import __version__, paths
+from kimi_agent.errors import KimiError
 
 KEPT = 3
 """Bundles that are kept beside those in use."""
@@ -83,16 +84,17 @@ def ensure_bundle() -> Path:
     if target.is_dir():
         return target
     part = target.with_name(f".{target.name}.{os.getpid()}")
-    for path, data in _contents().items():
-        file = part / path
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_bytes(data)
     try:
+        for path, data in _contents().items():
+            file = part / path
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.write_bytes(data)
         part.rename(target)
-    except OSError:
-        shutil.rmtree(part)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
         if not target.is_dir():
-            raise
+            what = f"cannot write {target}: {error.strerror}"
+            raise KimiError(what, "Free space there, or set XDG_CACHE_HOME.") from error
     return target
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kimi_agent import __version__
 from kimi_agent.errors import Exit, KimiError, UsageError
-from kimi_agent.paths import Home, default_home
+from kimi_agent.paths import Home, default_home, system_error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,14 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser(shards="shards" in arguments[:1]).parse_args(arguments)
     try:
         return int(args.command(args))
-    except KimiError as error:
-        print(f"kimi-agent: {error}", file=sys.stderr)
-        return int(error.exit)
     except KeyboardInterrupt:
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(Exit.INTERRUPTED)
+    except (KimiError, OSError) as error:
+        known = error if isinstance(error, KimiError) else system_error(error)
+        print(f"kimi-agent: {known}", file=sys.stderr)
+        return int(known.exit)
 
 
 def _parser(*, shards: bool) -> argparse.ArgumentParser:

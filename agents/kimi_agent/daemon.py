@@ -17,7 +17,7 @@ from kimi_agent.bundle import build_id
 from kimi_agent.errors import KimiError, UnavailableError, UsageError
 from kimi_agent.host.logind import scope_argv
 from kimi_agent.host.procfs import starttime
-from kimi_agent.paths import Home, private_dir
+from kimi_agent.paths import Home, full_disk, private_dir, system_error
 from kimi_agent.runs.journal import locked
 from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode, encode
@@ -89,6 +89,9 @@ class _Connection:
             line = result_line(request.id, await self._agent.call(request.method, request.params))
         except KimiError as error:
             line = error_line(request.id, error)
+        except OSError as error:
+            log.exception("%s failed", request.method)
+            line = error_line(request.id, system_error(error))
         except Exception as error:  # the client is told, the log has the traceback, the agent goes on
             log.exception("%s failed", request.method)
             line = error_line(request.id, KimiError(f"{request.method} failed: {type(error).__name__}: {error}"))
@@ -244,6 +247,8 @@ def start_daemon(home: Home) -> Client:
     if (client := _spawn_and_wait(home, [])) is not None:
         return client
     words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2].removeprefix("kimi-agent: ")
+    if not words and full_disk([home.root]):
+        raise UnavailableError(f"the agent did not start: the disk of {home.root} is full", "Free space there.")
     raise UnavailableError(f"the agent did not start: {words}", f"See {home.log}.")
 
 

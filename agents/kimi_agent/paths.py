@@ -1,9 +1,11 @@
 """Where the agent keeps its things; made on use, 0700, never at import."""
 
+import errno
 import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,3 +98,25 @@ def private_dir(path: Path) -> Path:
     if found.st_mode & 0o077:
         path.chmod(0o700)
     return path
+
+
+def full_disk(places: Iterable[Path]) -> Path | None:
+    """The first of these directories, made or not, whose file system takes no more; `None` when each has space."""
+    for place in places:
+        for directory in (place, *place.absolute().parents):
+            try:
+                found = os.statvfs(directory)
+            except OSError:
+                continue
+            if found.f_blocks and not found.f_bavail:
+                return place
+            break
+    return None
+
+
+def system_error(error: OSError) -> KimiError:
+    """What the system refused, for a person: a write of an open file does not say which, but a full disk shows."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    where = error.filename or (full and full_disk((default_home(), cache_dir(), Path(tempfile.gettempdir()), Path())))
+    hint = "Free space there." if full else ""
+    return KimiError(f"{where or 'a file'}: {error.strerror or error}", hint, slug="system")

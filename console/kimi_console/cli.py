@@ -13,6 +13,7 @@ import click
 
 from kimi_agent import __version__
 from kimi_agent.errors import Exit, KimiError, UsageError
+from kimi_agent.paths import system_error
 
 FILE = click.Path(path_type=Path)
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -237,8 +238,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; whatever goes wrong for a known reason is one line on stderr."""
     try:
         code = cli.main(args=arguments, prog_name="kimi-console", standalone_mode=False)
-    except KimiError as error:
-        return _say(str(error), error.exit)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.INTERRUPTED
+    except (KimiError, OSError) as error:
+        known = error if isinstance(error, KimiError) else system_error(error)
+        return _say(str(known), known.exit)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return Exit.USAGE
@@ -247,9 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = context.command_path if context is not None else "kimi-console"
         return _say(str(UsageError(error.format_message().rstrip("."), f"See {command} --help.")), Exit.USAGE)
     except (KeyboardInterrupt, click.Abort):
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.INTERRUPTED
     return code if isinstance(code, int) else Exit.OK
 

@@ -52,6 +52,9 @@ class Peer:
     journal: list[Event] = field(default_factory=list)
     first: int = 1
     """Events before this one are gone."""
+    pid: int = 1
+    begun: int = 0
+    """Last event when its life began."""
     cuts: list[int] = field(default_factory=list)
     """Bytes that each connection may still send after its greeting; then it is aborted. No entry: no cut."""
     noise: bytes = b""
@@ -101,7 +104,9 @@ class Peer:
         assert task is not None
         self.tasks.add(task)
         line = _Line(writer, self.cuts.pop(0) if self.cuts else None, self.chunk)
-        hello = Hello(self.protocol, "0", self.epoch, self.first, len(self.journal), "host", 1, "build")
+        hello = Hello(
+            self.protocol, "0", self.epoch, self.first, len(self.journal), "host", self.pid, "build", self.begun
+        )
         writer.write(self.noise + orjson.dumps({"hello": asdict(hello)}) + b"\n")
         feed: asyncio.Task[None] | None = None
         try:

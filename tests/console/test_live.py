@@ -136,6 +136,28 @@ async def test_another_journal_starts_the_state_anew(make_peer: MakePeer) -> Non
     assert session.state.seq == 3
 
 
+async def test_an_agent_whose_full_disk_lost_the_end_of_its_journal_hides_nothing_that_came_after(
+    make_peer: MakePeer,
+) -> None:
+    peer = make_peer()
+    for number in range(9):
+        peer.note(f"old {number}")
+    source = LiveSource("peer", peer.dial, patience=QUICK)
+    got: list[Event] = []
+    async with peer.serving(), asyncio.timeout(10), aclosing(source.batches()) as batches:
+        async for batch in batches:
+            got += batch
+            if len(got) == 9:
+                del peer.journal[6:]
+                peer.pid, peer.begun = 2, 6
+                for number in range(5):
+                    peer.note(f"new {number}")
+                peer.drop()
+            if len(got) >= 20:
+                break
+    assert texts(got[9:]) == [*(f"old {number}" for number in range(6)), *(f"new {number}" for number in range(5))]
+
+
 async def test_a_journal_whose_end_went_down_with_its_host_hides_nothing_that_came_after(make_peer: MakePeer) -> None:
     peer = make_peer()
     for number in range(9):

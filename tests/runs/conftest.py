@@ -1,5 +1,6 @@
 """A real agent daemon in a home of its own; it ends with the test."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,18 @@ import pytest
 from kimi_agent.daemon import connect
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
+
+from .small_disk import SmallDisk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """Where the home will be."""
+    if os.geteuid() != 0:
+        pytest.fail("A disk of its own needs root, to mount one: run this test as root.", pytrace=False)
+    disk = SmallDisk(tmp_path / "home")
+    yield disk
+    disk.remove()
 
 
 @pytest.fixture

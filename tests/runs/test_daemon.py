@@ -18,11 +18,13 @@ import psutil
 import pytest
 
 from kimi_agent.daemon import connect
-from kimi_agent.errors import KimiError
+from kimi_agent.errors import Exit, KimiError
 from kimi_agent.model.events import AgentStarted, HostSampled
 from kimi_agent.paths import Home
 from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
+
+from .small_disk import SmallDisk
 
 Dial = Callable[[], Client]
 
@@ -162,6 +164,18 @@ def test_a_home_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.count("\n") == 1
     assert str(file) in done.stderr
+
+
+@pytest.mark.parametrize("words", [("serve",), ("serve", "--detach"), ("attach", "--stdio", "--start")])
+def test_a_home_on_a_full_disk_is_one_sentence(disk: SmallDisk, home: Home, words: tuple[str, ...]) -> None:
+    disk.fill()
+    done = subprocess.run(
+        [sys.executable, "-m", "kimi_agent", *words, "--home", home.root], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode in (Exit.FAILED, Exit.UNAVAILABLE)
+    assert (done.stderr + done.stdout).count("\n") == 1
+    assert str(home.root) in done.stderr + done.stdout
+    assert "Free space there" in done.stderr + done.stdout
 
 
 def test_a_client_that_never_reads_costs_nothing_and_stalls_nobody(dial: Dial, home: Home) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import resource
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -131,41 +132,72 @@ def test_a_second_agent_is_refused(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_full_disk_loses_events_but_counts_them(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
-    journal.append(note(0))
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process grows within the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = next((tmp_path / "j").glob("*.ndjson")).stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        assert journal.append(note(1)) is None
-        assert journal.append(note(2)) is None
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert journal.append(note(3)) is not None
-    kept = texts(journal)
-    assert kept[0] == "0"
-    assert kept[1].startswith("2 events could not be journaled")
-    assert kept[2] == "3"
-    assert [event.seq for event in journal.events()] == [1, 2, 3]
+
+
+async def test_what_a_full_disk_does_not_take_is_read_from_memory_and_written_later(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(note(0))
+    async with aclosing(journal.follow(0)) as batches:
+        assert len(await anext(batches)) == 1
+        with full_disk():
+            journal.append(note(1))
+            journal.append(note(2))
+            assert [decode_event(line).seq for line in await anext(batches)] == [2, 3]
+        account = journal.account()
+        assert (account.level, "File too large" in account.text) == ("error", True)
+        journal.append(note(3))
+        assert [decode_event(line).seq for line in await anext(batches)] == [4]
+    assert journal.account().text.endswith("is written again")
+    journal.close()
+    journal = Journal(tmp_path / "j")
+    assert texts(journal) == ["0", "1", "2", "3"]
     journal.close()
 
 
-def test_a_segment_that_cannot_be_made_costs_its_events_only_while_it_cannot(tmp_path: Path) -> None:
+def test_what_memory_does_not_hold_either_is_a_hole_and_counted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, held_bytes=1000)
+    journal.append(note(0))
+    with full_disk():
+        for number in range(1, 21):
+            journal.append(note(number, 100))
+    held = [event.seq for event in journal.events(after=1)]
+    assert held == list(range(held[0], 22))
+    assert 1000 - 250 < sum(len(encode_event(event)) + 1 for event in journal.events(after=1)) <= 1000
+    journal.append(note(21))
+    assert (journal.account().level, journal.dropped) == ("error", held[0] - 2)
+    assert f"{held[0] - 2} events in between are in no file" in journal.account().text
+    journal.close()
+    journal = Journal(tmp_path)
+    assert [event.seq for event in journal.events()] == [1, *held, 22]
+    journal.close()
+
+
+def test_a_segment_that_cannot_be_made_keeps_its_events_waiting(tmp_path: Path) -> None:
     journal = Journal(tmp_path, segment_bytes=200)
-    while journal.append(note(0)) is not None and len(list(tmp_path.glob("*.ndjson"))) == 1:
+    while len(list(tmp_path.glob("*.ndjson"))) == 1 or journal.last < 2:
+        journal.append(note(0))
         in_the_way = tmp_path / f"{journal.last + 1:012d}.ndjson"
         if journal.last >= 2:
             in_the_way.mkdir()
-    held = journal.last
     mine = os.open(tmp_path / "mine", os.O_WRONLY | os.O_CREAT)
-    assert journal.append(note(1)) is None
+    journal.append(note(1))
+    assert journal.problem
     os.write(mine, b"still open, and nobody else's")
     os.close(mine)
     in_the_way.rmdir()
-    assert journal.append(note(2)) is not None
-    assert [event.seq for event in journal.events()] == list(range(1, held + 3))
-    assert texts(journal)[held].startswith("2 events could not be journaled")
+    journal.append(note(2))
+    assert not journal.problem
+    assert [event.seq for event in journal.events()] == list(range(1, journal.last + 1))
+    assert texts(journal)[-2:] == ["1", "2"]
     assert (tmp_path / "mine").read_bytes() == b"still open, and nobody else's"
     journal.close()
 
@@ -182,7 +214,10 @@ def test_a_journal_that_was_let_go_of_takes_nothing(tmp_path: Path) -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """An agent that is killed at any moment, and a client that resumes after the last event it has seen."""
+    """An agent that is killed at any moment, and a client that resumes after the last event it has seen.
+
+    The disk may be full, too: then what it has not taken is gone with the agent, and the client begins anew.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,6 +231,11 @@ class Lives(RuleBasedStateMachine):
         self.appended.append(f"{len(self.appended)}{'x' * size}")
         assert self.journal.append(Note("info", self.appended[-1])) is not None
 
+    @rule(size=st.integers(0, 400))
+    def append_while_the_disk_is_full(self, size: int) -> None:
+        with full_disk():
+            self.append(size)
+
     @rule()
     def read(self) -> None:
         self.seen += self.journal.events(self.seen[-1].seq if self.seen else 0)
@@ -203,14 +243,22 @@ class Lives(RuleBasedStateMachine):
     @rule(torn=st.integers(0, 500), begun=st.booleans())
     def kill(self, torn: int, begun: bool) -> None:
         """The end of a life in the middle of a write: of a line that nobody was given, or of a segment's making."""
+        if self.journal.problem:
+            with full_disk():
+                self.journal.close()
+            torn = 0
         line = encode_event(Event(self.journal.last + 1, 1.0, Note("info", "y" * 400)))[:torn]
         segments = sorted(Path(self.place.name).glob("*.ndjson"))
         if begun or not segments:
             segments.append(Path(self.place.name) / f"{self.journal.last + 1:012d}.ndjson")
         with segments[-1].open("ab") as file:
             file.write(line)
-        self.journal.close()
+        if not self.journal.problem:
+            self.journal.close()
         self.journal = Journal(Path(self.place.name), segment_bytes=300)
+        del self.appended[self.journal.begun :]
+        if self.seen and self.seen[-1].seq > self.journal.begun:
+            self.seen = []
 
     @invariant()
     def nothing_is_lost_or_doubled_on_the_way(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.errors import KimiError
+from kimi_agent.model.events import RunExited
 from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import RunState
 from kimi_agent.paths import Home
@@ -19,6 +20,7 @@ from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import demo_profile, free_port
 
 from .asking import history, wait_for
+from .small_disk import SmallDisk
 
 pytestmark = pytest.mark.engine
 
@@ -54,6 +56,49 @@ def run_of(home: Home) -> RunState:
 
 def pid_of(home: Home, rank: str) -> int:
     return next(sample.pid for sample in run_of(home).samples if sample.rank == rank)
+
+
+def test_an_agent_whose_disk_is_full_starts_nothing_and_still_tells_the_truth(
+    disk: SmallDisk, start_agent: Callable[[], Client], engine: Engine, home: Home, tmp_path: Path
+) -> None:
+    profile = demo_profile(engine, free_port(), tmp_path / "dumps")
+    client = start_agent()
+    disk.fill()
+    with pytest.raises(KimiError, match=r"cannot write .*: No space left on device"):
+        client.request("launch", profile=profile)
+    assert not list((home.root / "runs").iterdir()), "nothing is left of a run that was not begun"
+    assert not [line for line in Path("/proc").glob("[0-9]*/cmdline") if str(engine.models).encode() in read(line)]
+
+    disk.free()
+    run_id = client.request("launch", profile=profile)["run"]
+
+    def told(words: str) -> bool:
+        return words in str(history(home))
+
+    def full(_: object) -> bool:
+        disk.fill()
+        return told("cannot be written (No space left on device)")
+
+    wait_for(client, "full", full, 30)
+    os.kill(client.request("status")["run"]["pid"], signal.SIGKILL)
+    run = wait_for(client, "ended", lambda run: not run["alive"] and run["status"] == "FAILED", 60)
+    assert run["run"] == run_id
+    assert not told("is written again"), "all of it came from memory"
+
+    disk.free()
+    wait_for(client, "written", lambda _: told("is written again"), 10)
+    os.kill(client.hello["pid"], signal.SIGKILL)
+    again = start_agent()
+    assert again.request("status")["run"]["status"] == "FAILED"
+    assert sum(isinstance(event.body, RunExited) for event in history(home)) == 1, "its end is known, and told once"
+
+
+def read(path: Path) -> bytes:
+    """A file of a process that may be gone."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], engine: Engine, home: Home) -> None:

@@ -1,7 +1,8 @@
 """The journal: every event, numbered, in segment files on disk.
 
 It is the buffer between the agent and its clients: a slow client reads the disk at its own pace and stalls nobody.
-The oldest segments are dropped when the journal outgrows its limit; a reader is told what is gone.
+The oldest segments are dropped when the journal outgrows its limit; a reader is told what is gone. While the disk takes
+nothing the newest events are held in memory: readers get them all the same, and the disk once it can.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import os
 import time
 import uuid
 from bisect import bisect_right
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from kimi_agent.wire.codec import WireError, decode_event, encode_event
 
 SEGMENT_BYTES = 16 << 20
 LIMIT_BYTES = 512 << 20
+HELD_BYTES = 8 << 20
+"""Of events that the disk does not take; the oldest of them are dropped."""
 READ_BYTES = 256 << 10
 TOGETHER = 0.05
 """Seconds in which events that follow one another are waited for, to be sent as one."""
@@ -42,7 +46,10 @@ class _Place:
 class Journal:
     """One writer, any number of readers, in one process."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = LIMIT_BYTES,
+        held_bytes: int = HELD_BYTES,
+    ) -> None:  # fmt: skip
         """Open the journal, or begin one.
 
         Raises:
@@ -51,23 +58,30 @@ class Journal:
         self._directory = private_dir(directory)
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
+        self._held_bytes = held_bytes
         self._lock = self._take_lock()
         self.epoch = self._read_epoch()
         """Identity of the journal; sequence numbers count within it."""
         self._segments = sorted(self._directory.glob("*.ndjson"))
         self._firsts = [int(path.stem) for path in self._segments]
-        self._last = self._recover()
+        self.begun = self._last = self._on_disk = self._recover()
+        """Numbers of the newest event: when this began, of all, and of those in a file."""
+        self._held: deque[bytes] = deque()
+        """Lines of the newest events, in order up to the last: those that the disk has not taken."""
+        self._held_size = 0
+        self.problem = ""
+        """Why the newest events are held in memory only; empty while the disk takes them."""
+        self.dropped = 0
+        """Events that came to no file, in this agent's life, because the disk took nothing for too long."""
         self._file = -1
         self._written = 0
         self._grown = asyncio.Event()
-        self._lost = 0
-        self._loss_reason = ""
         self._wall = time.time() - time.monotonic()
 
     @property
     def first(self) -> int:
         """Sequence number of the oldest event still held, `last + 1` when there is none."""
-        return self._firsts[0] if self._firsts else self._last + 1
+        return self._firsts[0] if self._firsts else self._last - len(self._held) + 1
 
     @property
     def last(self) -> int:
@@ -75,40 +89,54 @@ class Journal:
         return self._last
 
     def append(self, body: Body) -> Event | None:
-        """Journal one event; it is in the file when this returns.
+        """Journal one event; it is in the file when this returns, or held in memory, and then `problem` says why.
 
         Its time never runs backwards within one agent's life, whatever is done to the host's clock.
-        Returns `None` when the disk takes no more; such events get no number, are counted, and the count is journaled
-        as soon as there is space. A journal that was let go of may be another agent's by now, and takes nothing.
+        Returns `None` when the journal was let go of: it may be another agent's by now.
         """
         if self._lock < 0:
             return None
-        if self._lost:
-            self._tell_loss()
         event = Event(self._last + 1, round(self._wall + time.monotonic(), 3), body)
-        try:
-            self._write(event.seq, encode_event(event) + b"\n")
-        except OSError as error:
-            self._lost += 1
-            self._loss_reason = os.strerror(error.errno or errno.EIO)
-            return None
         self._last = event.seq
+        line = encode_event(event) + b"\n"
+        self._held.append(line)
+        self._held_size += len(line)
+        self._write_held()
         self._grown.set()
         self._grown = asyncio.Event()
         return event
 
-    def _tell_loss(self) -> None:
-        lost, self._lost = self._lost, 0
-        if self.append(Note("error", f"{lost} events could not be journaled: {self._loss_reason}")) is None:
-            self._lost = lost
+    def _write_held(self) -> None:
+        try:
+            while self._held:
+                self._write(self._last - len(self._held) + 1, self._held[0])
+                self._let_go()
+            self.problem = ""
+        except OSError as error:
+            self.problem = os.strerror(error.errno or errno.EIO)
+            while self._held_size > self._held_bytes:
+                self._let_go()
+                self.dropped += 1
+
+    def _let_go(self) -> None:
+        self._held_size -= len(self._held.popleft())
 
     def _write(self, seq: int, line: bytes) -> None:
-        if self._file < 0 or self._written + len(line) > self._segment_bytes:
+        if self._file < 0 or self._written + len(line) > self._segment_bytes or seq != self._on_disk + 1:
             self._roll(seq)
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, self._written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._written += len(line)
+        self._on_disk = seq
+
+    def account(self) -> Note:
+        """What an operator should know when `problem` has changed."""
+        if self.problem:
+            kept = "what happens is kept in memory until it can"
+            return Note("error", f"{self._directory} cannot be written ({self.problem}): free space there; {kept}")
+        lost = f"; {self.dropped} events in between are in no file" if self.dropped else ""
+        return Note("error" if lost else "info", f"{self._directory} is written again{lost}")
 
     async def growth(self) -> None:
         """Wait for the next event."""
@@ -136,7 +164,8 @@ class Journal:
                 yield decode_event(line)
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Let go of the journal; what the disk does not take even now is lost."""
+        self._write_held()
         self._close_segment()
         os.close(self._lock)
         self._lock = -1
@@ -147,9 +176,15 @@ class Journal:
             yield [encode_event(Event(self.first - 1, self._wall + time.monotonic(), gap))], self.first - 1
             after = self.first - 1
         begin = max(0, bisect_right(self._firsts, after + 1) - 1)
-        # A copy: while this is read, segments may be added at the end and dropped at the front.
-        for path, first in list(zip(self._segments[begin:], self._firsts[begin:], strict=True)):
-            yield from self._read_segment(path, first, after, place)
+        # Copies: while this is read, segments may be added at the end and dropped at the front, and the held written.
+        segments, held = list(zip(self._segments[begin:], self._firsts[begin:], strict=True)), list(self._held)
+        seq, last = after, self._last
+        for path, first in segments:
+            after = seq
+            for lines, seq in self._read_segment(path, first, after, place):
+                yield lines, seq
+        if held and seq < last:
+            yield [line[:-1] for line in held[-min(len(held), last - seq) :]], last
 
     def _read_segment(self, path: Path, first: int, after: int, place: _Place) -> Iterator[tuple[list[bytes], int]]:
         if place.path != path or place.seq > after:
@@ -236,8 +271,12 @@ class Journal:
             return str(json.loads(path.read_text())["epoch"])
         epoch = uuid.uuid4().hex
         part = path.with_suffix(".tmp")
-        part.write_text(json.dumps({"epoch": epoch}))
-        part.rename(path)
+        try:
+            part.write_text(json.dumps({"epoch": epoch}))
+            part.rename(path)
+        except OSError as error:
+            what = f"cannot write {path}: {error.strerror}"
+            raise KimiError(what, "Free space there, or choose another --home.") from error
         return epoch
 
 

@@ -373,8 +373,8 @@ class Supervisor:
         left = teardown.release(self._footprint, self._sockets, scratch(self.plan, self.record.run))
         left += await self._gpu_memory()
         self.dumps.end("the server ended while it was being written")
-        launch.mark_ended(self.record, self._home.run(self.record.run))
         self._emit(RunExited(self.record.run, self._code, self._asked, left))
+        launch.mark_ended(self.record, self._home.run(self.record.run))
         if self._asked:
             self._set_status("IDLE", "stopped")
         else:

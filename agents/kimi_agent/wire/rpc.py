@@ -79,6 +79,8 @@ class Hello:
     pid: int
     build: str
     """Content hash of the agent's code, to tell an older agent from this one."""
+    begun: int = 0
+    """Last event when this agent opened the journal: an earlier agent may have given the numbers above to others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class LiveSource:
         self._link = Link("connecting", since=time.time())
         self._client: AgentClient | None = None
         self._epoch: str | None = None
+        self._pid = 0
         self._last = 0
         self._retry = asyncio.Event()
         self._connected = asyncio.Event()
@@ -154,9 +155,9 @@ class LiveSource:
         """
         self._set_link("connecting", self._link.detail)
         client = self._client = self._client or await self._connect()
-        # After a crash of the host the end of its journal is gone: those numbers are given to other events now.
-        if client.hello.epoch != self._epoch or client.hello.last < self._last:
+        if self._is_another_journal(client.hello):
             self._epoch, self._last = client.hello.epoch, 0
+        self._pid = client.hello.pid
         subscribing = asyncio.create_task(self._subscribe(client))
         pinging = asyncio.create_task(_keep_alive(client, self._patience))
         try:
@@ -172,6 +173,11 @@ class LiveSource:
             await client.close()
             await _end(subscribing)
             await _end(pinging)
+
+    def _is_another_journal(self, hello: Hello) -> bool:
+        """Whether what was seen is not in it: after a crash of the host, or of an agent whose disk was full."""
+        new_life = hello.pid != self._pid
+        return hello.epoch != self._epoch or hello.last < self._last or (new_life and hello.begun < self._last)
 
     async def _subscribe(self, client: AgentClient) -> None:
         try:
