@@ -178,7 +178,7 @@ def export(file: Path, out: Path, begin: str | None, end: str | None, **how: Any
 @python
 @ssh_config
 def diagnose(target: str, as_json: bool, python: str | None, ssh_config: Path | None) -> int:
-    """Say how a server is, from its log FILE or from HOST.
+    """Say how a server is, from its log FILE (- for standard input) or from HOST.
 
     Exit code: 0 ready or starting as usual, 3 slow but advancing, 4 hung, 5 failed.
     """

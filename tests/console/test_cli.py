@@ -133,6 +133,22 @@ def test_diagnose_prints_the_stable_object(environment: dict[str, str]) -> None:
     assert run(environment, "diagnose", str(LOGS / "cpu-deepseek-tp1-ready.log")).returncode == Exit.OK
 
 
+@pytest.mark.parametrize("shape", ["cat LOG | CLI -", "gzip -c LOG | CLI -", "CLI <(cat LOG)", "CLI /dev/stdin < LOG"])
+def test_diagnose_reads_what_is_piped_in(environment: dict[str, str], shape: str) -> None:
+    cli = f"{sys.executable} -m kimi_console diagnose --json"
+    command = shape.replace("CLI", cli).replace("LOG", str(LOGS / "cpu-hook-exception.log"))
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (Exit.FAILED, "")
+    assert json.loads(done.stdout)["verdict"]["rank"] == "TP1"
+
+
+def test_a_pipe_that_replay_cannot_rewind_is_one_sentence(environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m kimi_console replay --json <(cat {LOGS / 'cpu-hook-exception.log'})"
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (Exit.USAGE, "", 1)
+    assert done.stderr.endswith("is a pipe. Pipe it into: kimi-console replay -\n")
+
+
 def test_diagnose_of_a_recording_says_what_the_log_said(environment: dict[str, str], tmp_path: Path) -> None:
     recording = tmp_path / "r.ndjson"
     recording.write_text(

@@ -33,6 +33,8 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             file = _unpacked(raw)
             while chunk := file.read(CHUNK):
                 yield chunk
+    except io.UnsupportedOperation as error:
+        raise UsageError(f"{path} is a pipe", "Pipe it into: kimi-console replay -") from error
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"cannot read {path}: {why}", "Check the path and its permissions.") from error
