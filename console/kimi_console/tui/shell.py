@@ -3,16 +3,16 @@
 import os
 from typing import Any, ClassVar
 
-from textual.app import App
 from textual.theme import BUILTIN_THEMES
 
 from kimi_console.paths import themes_dir
+from kimi_console.tui.keys import KeysInOrder
 from kimi_console.tui.paint import ROLE_CLASSES
 from kimi_console.tui.terminal import leave_with_terminal, no_color
 from kimi_console.tui.theme import ANSI_VARIABLES, DEFAULT, load_themes
 
 
-class Shell(App[Any]):
+class Shell(KeysInOrder):
     """An app with the console's themes.
 
     Args:
