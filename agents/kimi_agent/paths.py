@@ -13,6 +13,8 @@ from kimi_agent.errors import KimiError
 
 SOCKET_LIMIT = 100
 """Longest socket path used; the kernel's limit is 107 bytes."""
+SPACE = 64 << 10
+"""Bytes of which a file system must have more not to be called full."""
 
 
 def cache_dir() -> Path:
@@ -108,7 +110,8 @@ def full_disk(places: Iterable[Path]) -> Path | None:
                 found = os.statvfs(directory)
             except OSError:
                 continue
-            if found.f_blocks and not found.f_bavail:
+            free = found.f_bavail if os.geteuid() else found.f_bfree
+            if found.f_blocks and free * found.f_frsize < SPACE:
                 return place
             break
     return None

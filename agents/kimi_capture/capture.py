@@ -1,6 +1,5 @@
 """The plugin's one object: what a rank knows, and what it does at each hook and at each request of an operator."""
 
-import json
 import os
 import re
 import threading
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from kimi_capture import __version__
 from kimi_capture.claim import StoreError
-from kimi_capture.control import Control, Refused, stacks, write_atomically
+from kimi_capture.control import Control, Refused, stacks
 from kimi_capture.dump import MIB, Dump, Limits, inside, tokens_of
 from kimi_capture.facts import Facts, read_facts, text_model
 from kimi_capture.format import PRE_NORM_RMS, Manifest
@@ -34,11 +33,10 @@ class Capture:
     """State of one scheduler rank. Hooks run on the scheduler's thread, operations on the control threads."""
 
     def __init__(self, sockets: Path, run: str, root: Path) -> None:
-        """Open the control socket in `sockets` and write the first heartbeat. Dumps must lie under `root`."""
+        """Open the control socket in `sockets`: it says that this rank has the plugin. Dumps must lie under `root`."""
         self.guard = Guard()
         self._root = root
         self._run = run
-        self._heartbeat = sockets / f"cap-{os.getpid()}.json"
         self._facts: Facts | None = None
         self._lock = threading.Condition()
         self._starting = threading.Lock()
@@ -55,7 +53,6 @@ class Capture:
         self.guard.on_limit = self._give_up
         operations = {"status": self.status, "start": self.start, "stop": self.stop, "stacks": self.stacks}
         self._control = Control(sockets / f"cap-{os.getpid()}.sock", operations)
-        self._beat()
 
     # Hooks
 
@@ -65,7 +62,6 @@ class Capture:
         if facts.writer:
             self._norm.attach(getattr(text_model(model), "norm", None))
             self._checker.attach(model)
-        self._beat()
 
     def on_forward(self, output: Any, runner: Any, batch: Any) -> None:
         """A forward step was launched; its outputs are valid on the current stream until the next one."""
@@ -275,9 +271,6 @@ class Capture:
             "modes": self._modes.describe(),
             "pre_norm": {"kind": None if self._norm.reason else "rms", "reason": self._norm.reason},
         }
-
-    def _beat(self) -> None:
-        write_atomically(self._heartbeat, json.dumps(self._describe()))
 
 
 def entries(batch: Any) -> list[tuple[str, int, int]]:

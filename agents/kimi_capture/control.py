@@ -108,10 +108,3 @@ def _whole_stacks() -> dict[int, list[_Frame]]:
         if not any(frames[-1][0].f_code.co_flags & inspect.CO_GENERATOR for frames in walked.values()):
             break
     return walked
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file so that a reader sees the old or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.rename(path)

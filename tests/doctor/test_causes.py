@@ -28,7 +28,7 @@ SOURCES = ("log: ", "proc: ", "nvml: ", "stack: ", "stack TP", "stack main", "st
            "lock: ", "kernel: ", "cgroup: ", "disk: ", "machine: ", "http: ", "download: ")  # fmt: skip
 ORDER = (
     "out_of_memory", "disk_full", "port_in_use", "capture_patch", "exception", "dead_rank", "hardware", "stopped",
-    "watchdog", "ended", "compiling", "downloading", "storage", "plugin_missing", "lock_wait", "comm_spin",
+    "watchdog", "ended", "compiling", "downloading", "storage", "log_full", "plugin_missing", "lock_wait", "comm_spin",
     "straggler", "deadlock", "proxy", "warm_up", "heartbeat", "detokenizer", "silent",
 )  # fmt: skip
 NOW = 2000.0

@@ -116,6 +116,18 @@ def test_memory_and_port_come_before_the_exception_that_they_cause() -> None:
     assert judged(starting("port", "port", facts=taken)) == ("FAILED", "port_in_use", None)
 
 
+def test_a_log_that_cannot_be_written_explains_what_it_cannot_say_and_nothing_else() -> None:
+    full = Seen(log_full="/home/me/kimi-agent/runs/r")
+    assert judged(serving(dead=("TP1",), seen=full)) == ("FAILED", "storage", "TP1")
+    assert judged(starting("import", "import", silent=900, seen=full)) == ("HUNG", "storage", None)
+    assert judged(starting("import", "import", silent=1, seen=full)) == ("STARTING", "none", None)
+    assert judged(serving(seen=full)) == ("READY", "none", None)
+    cause = Raised("TP0", "ValueError", "bad", NOW, fatal=True, effect=False)
+    assert judged(serving(dead=("TP1",), facts=LogFacts(exception=cause), seen=full))[1] == "exception"
+    compilers = (sample("TP0", compiling=("cicc", "nvcc")), sample("TP1"))
+    assert judged(starting("graphs", "graphs", silent=200, samples=compilers, seen=full))[1] == "compiling"
+
+
 def test_compiling_and_reading_are_slow_and_not_hung() -> None:
     compilers = (sample("TP0", compiling=("cicc", "nvcc")), sample("TP1"))
     assert judged(starting("graphs", "graphs", silent=200, samples=compilers)) == ("SLOW", "compiling", "TP0")

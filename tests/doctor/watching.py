@@ -95,7 +95,7 @@ class Watch:
             self.emit(ev.RunExited("r", code, asked=False))
             run = self.state.run or run
         late = min(ORDER[rank.phase] for rank in run.ranks) >= ORDER[WARM_UP]
-        pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self.sockets.glob("cap-*.json"))
+        pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self.sockets.glob("cap-*.sock"))
         host_cpu = self.host.sample().cpu
         open_now = listening(self.port) if late else None
         seen = self.examiner.seen((), "no NVIDIA driver on this host", open_now, pids, host_cpu)

@@ -32,7 +32,7 @@ class Rank:
         env = os.environ | {"PYTHONPATH": str(AGENTS), "KIMI_CAPTURE_SHARD_MIB": "1"} | env
         command: list[str | Path] = [sys.executable, SCRIPT, self.sockets, root, run]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
-        while not list(self.sockets.glob("cap-*.json")):
+        while not list(self.sockets.glob("cap-*.sock")):
             assert self.process.poll() is None
 
     def start(self, name: str, *, resume: bool = False) -> None:

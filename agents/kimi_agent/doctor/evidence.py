@@ -126,6 +126,8 @@ class Seen:
     """The last canary's fate; `None` when none was sent."""
     canary_time: float | None = None
     """When that was known, Unix seconds."""
+    log_full: str | None = None
+    """Where the server's log is, when there is no space left."""
 
 
 @dataclass(frozen=True, slots=True)

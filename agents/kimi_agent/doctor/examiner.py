@@ -27,6 +27,7 @@ from kimi_agent.host.proc import MAIN
 from kimi_agent.host.procfs import read_stat
 from kimi_agent.model.events import GpuSample, RunStarted, Verdict
 from kimi_agent.model.phases import IMPORT, WARM_UP
+from kimi_agent.paths import full_disk
 
 DEADLINE: Final = 45.0
 """Seconds after which a close look is given up."""
@@ -54,6 +55,7 @@ class Examiner:
         self._run = run
         self._began = began
         self._sockets = sockets
+        self._place = Path(run.log).parent
         self._log = KernelLog()
         self._kills = OomCounter(run.pid)
         self._kernel = Kernel(skipped="not looked at yet")
@@ -84,6 +86,7 @@ class Examiner:
             proxy=proxy,
             port_open=port_open,
             plugin_pids=plugin_pids,
+            log_full=str(self._place) if full_disk([self._place]) else None,
         )
 
     def consider(self, evidence: Evidence, verdict: Verdict) -> None:

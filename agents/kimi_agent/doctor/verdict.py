@@ -54,8 +54,8 @@ def _starting(evidence: Evidence) -> tuple[str, str]:
 
 def _fatal(evidence: Evidence, verdict: Verdict) -> bool:
     facts = evidence.facts
-    # With an exception the storage is full, not slow.
-    full = verdict.kind == "storage" and facts.exception is not None
+    # With an exception or a death the storage is full, not slow.
+    full = verdict.kind == "storage" and (facts.exception is not None or bool(evidence.dead))
     return full or verdict.kind in FATAL or facts.warm_up_error is not None or facts.watchdog_line is not None
 
 

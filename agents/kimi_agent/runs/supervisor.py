@@ -289,7 +289,7 @@ class Supervisor:
         if not self.plan.profile.capture.enabled or not self._sockets.is_dir():
             return
         await self.dumps.poll()
-        self._plugin_pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self._sockets.glob("cap-*.json"))
+        self._plugin_pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self._sockets.glob("cap-*.sock"))
 
     async def _judge(self) -> None:
         evidence = self._look()

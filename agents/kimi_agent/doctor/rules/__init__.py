@@ -10,6 +10,7 @@ from kimi_agent.doctor.rules.ended import (
     ended,
     exception,
     hardware,
+    log_full,
     out_of_memory,
     port_in_use,
 )  # fmt: skip
@@ -21,7 +22,7 @@ __all__ = ["BUSY", "RULES", "Rule", "heartbeat", "seconds", "storage_moves"]
 
 RULES: Final[tuple[Rule, ...]] = (
     out_of_memory, disk_full, port_in_use, capture_patch, exception, dead_rank, hardware, stopped, watchdog, ended,
-    compiling, downloading, storage, plugin_missing, lock_wait, comm_spin, straggler, deadlock, proxy, warm_up,
-    heartbeat, detokenizer, silent,
+    compiling, downloading, storage, log_full, plugin_missing, lock_wait, comm_spin, straggler, deadlock, proxy,
+    warm_up, heartbeat, detokenizer, silent,
 )  # fmt: skip
 """In the order in which they are asked: what is certain first, what is a guess last."""

@@ -48,7 +48,7 @@ def disk_full(evidence: Evidence) -> Verdict | None:
     raised, facts = evidence.facts.exception, evidence.facts
     words = str(raised) if raised is not None else facts.failed or ""
     if not DISK_FULL.search(words):
-        return None
+        return log_full(evidence) if evidence.dead or evidence.exited else None
     lines = [f"log: {raised.rank or 'the main process'}: {raised}" if raised is not None else f"log: {words}"]
     if evidence.deep is not None:
         tight = [disk for disk in evidence.deep.disks if disk.free < max(disk.total // 100, 1 << 20)]
@@ -56,6 +56,21 @@ def disk_full(evidence: Evidence) -> Verdict | None:
                   for disk in tight]  # fmt: skip
     advice = ("free space there, or point TMPDIR and the caches to another file system",)
     return Verdict("storage", "a file system is full", raised.rank if raised else None, 0.95, tuple(lines), (), advice)
+
+
+def log_full(evidence: Evidence) -> Verdict | None:
+    """The log's own file system is full: of what ended or stands still, the last words are missing."""
+    place, raised = evidence.seen.log_full, evidence.facts.exception
+    gone = bool(evidence.dead) or evidence.exited is not None
+    still = not evidence.ready and silence(evidence) > evidence.limits.notice
+    if place is None or evidence.facts.stopping or (raised is not None and not raised.effect) or not (gone or still):
+        return None
+    rank = evidence.dead[0] if evidence.dead else None
+    lines = [f"disk: {place}, where the server's log is, has no space left", past(evidence)]
+    lines += [f"proc: {rank} has vanished"] if rank else []
+    advice = (f"free space in {place}: the log cannot say what happens while there is none", "then launch again")
+    summary = "the file system of the server's log is full, and its last words are missing"
+    return Verdict("storage", summary, rank, 0.7, tuple(lines), (), advice)
 
 
 def port_in_use(evidence: Evidence) -> Verdict | None:
