@@ -119,7 +119,7 @@ def full_disk(places: Iterable[Path]) -> Path | None:
 
 def system_error(error: OSError) -> KimiError:
     """What the system refused, for a person: a write of an open file does not say which, but a full disk shows."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    where = error.filename or (full and full_disk((default_home(), cache_dir(), Path(tempfile.gettempdir()), Path())))
+    full, places = error.errno in (errno.ENOSPC, errno.EDQUOT), (default_home(), cache_dir(), Path.cwd())
+    where = error.filename or (full and full_disk((*places, Path(tempfile.gettempdir()))))
     hint = "Free space there." if full else ""
     return KimiError(f"{where or 'a file'}: {error.strerror or error}", hint, slug="system")

@@ -1,5 +1,6 @@
 """What is shared is a slice, is what it says it is, and holds nothing private when asked so."""
 
+import resource
 import sqlite3
 from pathlib import Path
 
@@ -81,6 +82,22 @@ def test_nothing_private_is_in_what_was_anonymised(
         data += repr(sqlite3.connect(out).execute("SELECT * FROM meta").fetchall()).encode()
     for private in (SECRET, "gpu-seven", "alice", "10.20.30.40"):
         assert private.encode() not in data
+
+
+@pytest.mark.parametrize("name", ["part.kimirec", "part.log", "part.json", "part.svg"])
+def test_what_does_not_fit_on_the_disk_is_not_there_at_all(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    there = set(tmp_path.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        assert main(["export", str(recording), str(tmp_path / name)]) != 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert set(tmp_path.iterdir()) == there
 
 
 def test_a_file_that_exists_is_left_alone(recording: Path, tmp_path: Path) -> None:

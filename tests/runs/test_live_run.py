@@ -82,7 +82,7 @@ def test_an_agent_whose_disk_is_full_starts_nothing_and_still_tells_the_truth(
     wait_for(client, "full", full, 30)
     os.kill(client.request("status")["run"]["pid"], signal.SIGKILL)
     run = wait_for(client, "ended", lambda run: not run["alive"] and run["status"] == "FAILED", 60)
-    assert run["run"] == run_id
+    assert (run["run"], run["verdict"]["kind"]) == (run_id, "storage")
     assert not told("is written again"), "all of it came from memory"
 
     disk.free()

@@ -14,6 +14,7 @@ from kimi_agent.model.state import State
 from kimi_agent.record.format import SUFFIX
 from kimi_agent.record.reader import Recording
 from kimi_console.share.private import redactor_for, without_private
+from kimi_console.share.writing import new_file
 from kimi_console.source.importing import import_events
 
 KINDS: Final = {SUFFIX: "recording", ".log": "log", ".txt": "log", ".json": "state", ".svg": "screen"}
@@ -49,16 +50,12 @@ def export(recording: Recording, wanted: Wanted) -> dict[str, int]:
     Raises:
         UsageError: the file is there already or cannot be written, or the recording is damaged.
     """
-    if wanted.path.exists():
-        raise UsageError(f"{wanted.path} exists", "Choose another file.")
     first = 0 if wanted.begin is None else recording.place_at(wanted.begin)
     end = len(recording) if wanted.end is None else recording.place_at(wanted.end)
     redactor = redactor_for(recording.state(first), recording.state(end)) if wanted.anonymise else None
     batches = _slice(recording, first, max(first, end))
-    try:
+    with new_file(wanted.path):
         _write(without_private(batches, redactor) if redactor is not None else batches, wanted)
-    except OSError as error:
-        raise UsageError(f"cannot write {wanted.path}: {error.strerror}", "Choose another file.") from error
     return redactor.report() if redactor is not None else {}
 
 

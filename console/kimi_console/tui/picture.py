@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from kimi_agent.errors import UsageError
+from kimi_console.share.writing import new_file
 from kimi_console.source.player import Player
 from kimi_console.source.session import Session
 from kimi_console.tui.app import KimiApp
@@ -15,7 +15,7 @@ async def picture(player: Player, path: Path, *, size: tuple[int, int] = SIZE, t
     """Draw the end of what a player has to play.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file is there already, or cannot be written.
     """
     player.playing = False
     player.go(player.end)
@@ -30,7 +30,5 @@ async def picture(player: Player, path: Path, *, size: tuple[int, int] = SIZE, t
             drawn = app.export_screenshot()
     finally:
         await player.close()
-    try:
+    with new_file(path):
         path.write_text(drawn, "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "Choose another file.") from error

@@ -7,6 +7,7 @@ from textual.screen import Screen
 
 from kimi_agent.errors import KimiError, UsageError
 from kimi_console.share.export import KINDS, Wanted, export, report_words
+from kimi_console.share.writing import new_file
 from kimi_console.source.player import Player
 from kimi_console.source.when import parse_at
 from kimi_console.tui.screens.ask import Ask
@@ -58,10 +59,6 @@ class Sharing:
             raise UsageError(
                 "the screen as it is holds names", "Write it with kimi-console export FILE OUT.svg --anonymise."
             )
-        if wanted.path.exists():
-            raise UsageError(f"{wanted.path} exists", "Choose another file.")
-        try:
+        with new_file(wanted.path):
             wanted.path.write_text(self._screen.app.export_screenshot(), "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {wanted.path}: {error.strerror}", "Choose another file.") from error
         return ""
