@@ -67,6 +67,15 @@ async def settle(pilot: Pilot[None], view: LogView) -> None:
     await pilot.pause()
 
 
+async def until(pilot: Pilot[None], what: Callable[[], object]) -> None:
+    """Let the app work until something is so."""
+    for _ in range(600):
+        if what():
+            return
+        await pilot.pause(0.01)
+    assert what()
+
+
 def top(view: LogView) -> int | None:
     return view.number(view.scroll_offset.y)
 
@@ -201,6 +210,20 @@ async def test_a_wrong_regular_expression_is_told_and_the_prompt_stays(seen: See
         await pilot.pause()
         assert pane.asking
         assert view.query_search is None
+
+
+@pytest.mark.parametrize("what", ["search", "filter"])
+async def test_an_expression_that_would_take_for_ever_is_given_up_and_told(what: str) -> None:
+    async with opened(["a" * 80 + "!"] * 3000) as (pilot, view, _):
+        ask = view.set_search if what == "search" else view.set_filter
+        ask("/(a|aa)+$/")
+        await until(pilot, lambda: any("takes too long" in note.message for note in pilot.app._notifications))
+        assert view.query_filter is None
+        await pilot.press("up")
+        assert not view.follow
+        ask("/a!$/")
+        await settle(pilot, view)
+        assert view.hit is not None or view.count == 3000
 
 
 async def test_a_whole_file_can_be_looked_through_beyond_what_has_been_played(tmp_path: Path, seen: Seen) -> None:

@@ -1,7 +1,8 @@
 """What every store of log lines can do, whatever holds them."""
 
-import re
 from typing import Final, Protocol
+
+from kimi_console.store.expression import Pattern
 
 CHUNK: Final = 8192
 """Lines read at once in a search."""
@@ -41,7 +42,7 @@ class Lines(Protocol):
             raise IndexError(f"line {index} of {len(self)}")
         return self.lines(index, index + 1)[0]
 
-    def search(self, pattern: re.Pattern[str], start: int, backward: bool = False) -> int | None:
+    def search(self, pattern: Pattern, start: int, backward: bool = False) -> int | None:
         """Number of the first matching line from `start` on (included), or back from it; `None` when there is none."""
         count = len(self)
         if backward:
@@ -57,7 +58,7 @@ class Lines(Protocol):
                     return begin + index
         return None
 
-    def matches(self, pattern: re.Pattern[str], start: int, stop: int, inverse: bool = False) -> list[int]:
+    def matches(self, pattern: Pattern, start: int, stop: int, inverse: bool = False) -> list[int]:
         """Numbers of the kept lines within `start` to `stop` that match (with `inverse`, that do not)."""
         start = max(start, self.first)
         lines = self.lines(start, stop)

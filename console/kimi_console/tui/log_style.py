@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from kimi_agent.errors import UsageError
+from kimi_console.store.expression import Expression, Pattern
 from kimi_console.tui.cells import Line, Role
 
 _PREFIX = re.compile(r"^\[\d{4}-\d\d-\d\d (\d\d:\d\d:\d\d)(?:\.\d+)?((?: (?:[A-Z]{2,3}\d+|[A-Z]+\d*))*)\] ?")
@@ -57,7 +57,7 @@ def coloured(line: str, rank_cells: int = 0) -> Line:
     return [(f"{split.time} ", "dim"), (rank, rank_role(split.rank)), *text]
 
 
-def highlighted(line: Line, pattern: re.Pattern[str]) -> Line:
+def highlighted(line: Line, pattern: Pattern) -> Line:
     """The same line with what matches marked."""
     marked: Line = []
     for text, role in line:
@@ -65,7 +65,7 @@ def highlighted(line: Line, pattern: re.Pattern[str]) -> Line:
         for match in pattern.finditer(text):
             if match.start() == match.end():
                 continue
-            marked += [(text[at : match.start()], role), (match[0], "match")]
+            marked += [(text[at : match.start()], role), (text[match.start() : match.end()], "match")]
             at = match.end()
         marked.append((text[at:], role))
     return [span for span in marked if span[0]]
@@ -76,7 +76,7 @@ class Query:
     """What the operator searches or filters for."""
 
     text: str
-    pattern: re.Pattern[str]
+    pattern: Pattern
     inverse: bool = False
 
 
@@ -91,11 +91,7 @@ def parse_query(text: str) -> Query:
     inverse = text.startswith("!")
     wanted = text[1:] if inverse else text
     if len(wanted) > 2 and wanted.startswith("/") and wanted.endswith("/"):
-        try:
-            return Query(text, re.compile(wanted[1:-1]), inverse)
-        except re.error as error:
-            message = f"{wanted} is no regular expression: {error}"
-            raise UsageError(message, "Leave the slashes out to find text") from error
+        return Query(text, Expression(wanted[1:-1]), inverse)
     if _RANK.match(wanted):
         return Query(text, re.compile(rf"^\[[^]]*\b{re.escape(wanted.strip())}(?: [^]]*)?\]"), inverse)
     flags = re.IGNORECASE if wanted == wanted.lower() else 0

@@ -1,6 +1,5 @@
 """The log: only what is in the window is read from the spool and drawn, ten times a second at most."""
 
-import re
 from collections import OrderedDict
 from typing import ClassVar, Final
 
@@ -11,6 +10,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kimi_agent.errors import KimiError
+from kimi_console.store.expression import Pattern
 from kimi_console.store.filter import LogFilter
 from kimi_console.store.lines import Lines
 from kimi_console.tui import format as fmt
@@ -137,10 +138,13 @@ class LogView(ScrollView, can_focus=True):
             self.post_message(self.TitleChanged())
 
     def _advance_filter(self) -> None:
+        if self._filter is not None and self._filter.problem is not None:
+            self.notify(str(self._filter.problem), severity="error", markup=False)
+            self.set_filter("")
         if self._filter is None or not self._filter.behind:
             return
         if self._filter.behind <= INLINE and not self._building():
-            self._filter.advance(INLINE)
+            self._filter.advance(INLINE, FRAME)
         elif not self._building():
             self._build_filter(self._filter)
 
@@ -164,7 +168,7 @@ class LogView(ScrollView, can_focus=True):
         self.query_filter = query
         self._filter = LogFilter(self.spool, query.pattern, inverse=query.inverse) if query else None
         if self._filter is not None:
-            self._filter.advance()
+            self._filter.advance(seconds=FRAME)
         self._shown = -1
         self.tick()
         self.refresh()
@@ -189,21 +193,26 @@ class LogView(ScrollView, can_focus=True):
             self._find(self.query_search.pattern, backward=backward, again=True)
 
     @work(thread=True, group="search", exclusive=True, exit_on_error=False)
-    def _find(self, pattern: re.Pattern[str], *, backward: bool, again: bool) -> None:
+    def _find(self, pattern: Pattern, *, backward: bool, again: bool) -> None:
         self._searching = True
         start = self.hit
         if start is None:
             start = self.number(self.count - 1 if backward else self.scroll_offset.y) or 0
         elif again:
             start += -1 if backward else 1
-        found = self._next_match(pattern, start, backward)
-        wrapped = found is None
-        if found is None:
-            found = self._next_match(pattern, len(self.spool) - 1 if backward else 0, backward)
-        self._searching = False
+        try:
+            found = self._next_match(pattern, start, backward)
+            wrapped = found is None
+            if found is None:
+                found = self._next_match(pattern, len(self.spool) - 1 if backward else 0, backward)
+        except KimiError as error:
+            self.app.call_from_thread(self.notify, str(error), severity="error", markup=False)
+            return
+        finally:
+            self._searching = False
         self.app.call_from_thread(self._found, found, wrapped and again)
 
-    def _next_match(self, pattern: re.Pattern[str], start: int, backward: bool) -> int | None:
+    def _next_match(self, pattern: Pattern, start: int, backward: bool) -> int | None:
         if not 0 <= start < len(self.spool):
             return None
         found = self.spool.search(pattern, start, backward)

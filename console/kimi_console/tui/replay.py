@@ -66,7 +66,11 @@ class ReplayKeys:
         query = self._log.query_search
         if query is None:
             return
-        place = await self._player.find(query.pattern.search, backward=backward)
+        try:
+            place = await self._player.find(query.pattern.search, backward=backward)
+        except KimiError as error:
+            self._screen.notify(str(error), severity="error", markup=False)
+            return
         if place is None:
             where = "before" if backward else "further on"
             self._screen.notify(f"nothing {where} matches {query.text}", severity="warning", markup=False)
