@@ -64,10 +64,11 @@ class Expression:
         return None
 
     def finditer(self, text: str, /) -> Iterable[Found]:
-        """The matches that are found in time."""
+        """The matches that are found in time; none once the expression was given up."""
         found: list[Found] = []
-        try:
-            found.extend(self._compiled.finditer(text, timeout=LINE))
-        except TimeoutError:
-            return found
+        if self._given_up <= GIVEN_UP:
+            try:
+                found.extend(self._compiled.finditer(text, timeout=LINE))
+            except TimeoutError:
+                self._given_up += 1
         return found
