@@ -136,10 +136,8 @@ async def test_another_journal_starts_the_state_anew(make_peer: MakePeer) -> Non
     assert session.state.seq == 3
 
 
-async def test_an_agent_whose_full_disk_lost_the_end_of_its_journal_hides_nothing_that_came_after(
-    make_peer: MakePeer,
-) -> None:
-    peer = make_peer()
+async def over_a_lost_end(peer: Any, restart: Callable[[], None], count: int) -> list[Event]:
+    """So many events of a peer that loses the last three of nine, does what `restart` does and is dialled again."""
     for number in range(9):
         peer.note(f"old {number}")
     source = LiveSource("peer", peer.dial, patience=QUICK)
@@ -149,33 +147,33 @@ async def test_an_agent_whose_full_disk_lost_the_end_of_its_journal_hides_nothin
             got += batch
             if len(got) == 9:
                 del peer.journal[6:]
-                peer.pid, peer.begun = 2, 6
-                for number in range(5):
-                    peer.note(f"new {number}")
+                restart()
                 peer.drop()
-            if len(got) >= 20:
+            if len(got) >= count:
                 break
+    await source.close()
+    return got
+
+
+async def test_an_agent_whose_full_disk_lost_the_end_of_its_journal_hides_nothing_that_came_after(
+    make_peer: MakePeer,
+) -> None:
+    peer = make_peer()
+
+    def restart() -> None:
+        peer.pid, peer.begun = 2, 6
+        for number in range(5):
+            peer.note(f"new {number}")
+
+    got = await over_a_lost_end(peer, restart, 9 + 6 + 5)
     assert texts(got[9:]) == [*(f"old {number}" for number in range(6)), *(f"new {number}" for number in range(5))]
 
 
 async def test_a_journal_whose_end_went_down_with_its_host_hides_nothing_that_came_after(make_peer: MakePeer) -> None:
     peer = make_peer()
-    for number in range(9):
-        peer.note(f"old {number}")
-    source = LiveSource("peer", peer.dial, patience=QUICK)
-    got: list[Event] = []
-    async with peer.serving(), asyncio.timeout(10), aclosing(source.batches()) as batches:
-        async for batch in batches:
-            got += batch
-            if len(got) == 9:
-                del peer.journal[6:]
-                peer.note("new")
-                peer.drop()
-            if len(got) == 9 + 7:
-                break
+    got = await over_a_lost_end(peer, lambda: peer.note("new"), 9 + 7)
     assert texts(got) == [f"old {number}" for number in (*range(9), *range(6))] + ["new"]
     assert [event.seq for event in got[9:]] == list(range(1, 8)), "the numbers start over, so the state does too"
-    await source.close()
 
 
 async def test_the_link_tells_how_it_stands_and_redial_hurries_it(make_peer: MakePeer) -> None:

@@ -14,6 +14,7 @@ from kimi_agent.record.reader import Recording
 from kimi_agent.wire.codec import encode_event
 from kimi_console.cli import main
 from kimi_console.share.export import Wanted, export
+from kimi_console.share.writing import new_file
 
 from . import recordings
 
@@ -98,6 +99,19 @@ def test_what_does_not_fit_on_the_disk_is_not_there_at_all(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert set(tmp_path.iterdir()) == there
+
+
+def test_a_file_that_came_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+
+    def write() -> None:
+        with new_file(path):
+            path.write_text("somebody else's")
+            path.open("x")
+
+    with pytest.raises(UsageError, match=r"notes\.txt exists"):
+        write()
+    assert path.read_text() == "somebody else's"
 
 
 def test_a_file_that_exists_is_left_alone(recording: Path, tmp_path: Path) -> None:

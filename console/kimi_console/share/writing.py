@@ -18,6 +18,8 @@ def new_file(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} exists", "Choose another file.")
     try:
         yield
+    except FileExistsError as error:  # it came meanwhile, and is somebody else's
+        raise UsageError(f"{path} exists", "Choose another file.") from error
     except OSError as error:
         path.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}", "Choose another file.") from error
