@@ -99,6 +99,7 @@ class Capture:
         if facts is None or not facts.writer:
             return
         began = time.perf_counter()
+        self._stager.begin()
         for request in batch.reqs:
             if request.finished():
                 self._end(request)
@@ -221,7 +222,7 @@ class Capture:
             with self._lock:
                 for rid in batch.rids:
                     self._ledger.shed(rid, reason)
-        dump.writer.hold_back()
+        dump.hold_back()
         return dump.writer.held_back - before
 
     def _end(self, request: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from kimi_capture.arena import Extent
 from kimi_capture.format import ALIGNMENT, PRE_NORM_RMS, Array
 from kimi_capture.rows import Piece
+from kimi_capture.transfer import Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,8 @@ class Chunk:
     first: int
     """Row of the step at which the chunk begins."""
     extent: Extent | None
-    ready: "torch.cuda.Event | None" = None
+    transfer: Transfer | None = None
+    """Their way from the device; None when they were on the host before."""
     gathered: bool = False
 
     @property
@@ -57,8 +59,8 @@ class Chunk:
 
         Long ones stay where they are. Short and gathered ones move, those of a request to one place.
         """
-        if self.ready is not None:
-            self.ready.synchronize()
+        if self.transfer is not None:
+            self.transfer.wait()
         assert self.extent is not None
         arrays = self.layout.arrays(self.extent.memory)
         if PRE_NORM_RMS in arrays:  # from the root of a sum of squares to that of their mean

@@ -1,4 +1,4 @@
-"""Moments of rows on the GPU: one kernel, one pass over memory, nothing allocated. Imported only where CUDA is."""
+"""Moments of rows on the GPU: one kernel, nothing allocated. Imported only where CUDA is."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -24,9 +24,12 @@ def _clean(pointer, offsets, width):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _moments(aux, last, out, K: tl.constexpr, H: tl.constexpr, size: tl.constexpr, count: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0917
-    """One program: one boundary of one row. The order of its sums depends on H alone: equal rows have equal moments."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1)
+    """One program: one boundary of one row. Neighbours share what they read, so that it comes from memory once.
+
+    The order of its sums depends on H alone: equal rows have equal moments.
+    """
+    row = (tl.program_id(0) // (K + 1)).to(tl.int64)
+    column = tl.program_id(0) % (K + 1)
     before = aux + (row * K + tl.maximum(column - 1, 0)) * H
     if column < K:  # noqa: SIM108 - the compiler knows no conditional expression of pointers
         own = aux + (row * K + column) * H
@@ -54,4 +57,4 @@ def _moments(aux, last, out, K: tl.constexpr, H: tl.constexpr, size: tl.constexp
 def write_moments(aux: "torch.Tensor", last: "torch.Tensor", out: "torch.Tensor") -> None:
     """Moments of aux states [T, K, H] and last states [T, H] into `out` [T, K+1, 4] float32, on the current stream."""
     rows, boundaries, hidden = aux.shape
-    _moments[(rows, boundaries + 1)](aux, last, out, boundaries, hidden, BLOCK, MOMENTS, num_warps=4)
+    _moments[(rows * (boundaries + 1),)](aux, last, out, boundaries, hidden, BLOCK, MOMENTS, num_warps=4)

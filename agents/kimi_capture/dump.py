@@ -122,6 +122,7 @@ class Dump:
         stager = self._stager
         chunk = stager.stage(source, pieces)
         if chunk is None:
+            stager.begin(everything=True)
             chunk = self.writer.hold_for(lambda: stager.stage(source, pieces), stager.arena.wait)
         if chunk is None and self.writer.idle:  # all of it is held by requests in flight
             size = stager.arena.size + max(REGION, stager.size(source))
@@ -132,6 +133,12 @@ class Dump:
             return DISK_FULL if self.writer.paused else STAGING_FULL
         self.writer.put(chunk)
         return None
+
+    def hold_back(self) -> None:
+        """Keep the engine waiting while more waits to be written than may."""
+        if self.writer.full:
+            self._stager.begin(everything=True)
+            self.writer.hold_back()
 
     def _gather(self, source: Tensors, pieces: list[Piece]) -> bool:
         """Add a small step's rows to the block that is being filled; False when they have to go alone."""

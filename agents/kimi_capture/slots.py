@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from kimi_capture.chunk import Layout
+from kimi_capture.transfer import Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -15,8 +16,8 @@ class Slot:
     """Memory for one layout at a time."""
 
     def __init__(self) -> None:
-        self.copied: torch.cuda.Event | None = None
-        """When what it held last was on the host."""
+        self.transfer: Transfer | None = None
+        """The way to the host of what it held last."""
         self.views: dict[str, torch.Tensor] = {}
         self._buffer: torch.Tensor | None = None
         self._layout: Layout | None = None
@@ -45,7 +46,7 @@ class Ring:
         import torch  # noqa: PLC0415
 
         slot, self._next = self._slots[self._next], (self._next + 1) % SLOTS
-        if slot.copied is not None:
-            torch.cuda.current_stream(side.device).wait_event(slot.copied)
+        if slot.transfer is not None:
+            torch.cuda.current_stream(side.device).wait_event(slot.transfer.begin())
         slot.fit(layout, side)
         return slot

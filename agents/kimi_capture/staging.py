@@ -1,12 +1,15 @@
 """Rows on their way from the engine's tensors to host memory, without ever waiting in the forward pass.
 
 The engine's outputs are slices of buffers that the next step overwrites. On CUDA they are copied, on the stream that
-made them, into a slot on the device; a side stream adds the rows' moments, copies them to pinned memory and records an
-event. The writer thread waits for that event. The rows of small steps, decode's above all, are gathered in one slot
-until it is full or one of its requests ends. On a CPU the rows are copied to the same memory.
+made them, into a slot on the device. Once the engine has taken the step's results (see `kimi_capture.transfer`), a side
+stream adds the rows' moments, copies them to pinned memory and records an event, which the writer thread waits for. The
+rows of small steps, decode's above all, are gathered in one slot until it is full or one of its requests ends. On a CPU
+the rows are copied to the same memory.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kimi_capture.arena import PAGE, Arena, Extent, Region
@@ -14,6 +17,7 @@ from kimi_capture.chunk import Chunk, Layout
 from kimi_capture.rows import Piece
 from kimi_capture.slots import Ring, Slot
 from kimi_capture.statistics import MOMENTS
+from kimi_capture.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +77,8 @@ class Stager:
         self._layouts: dict[int, Layout] = {}
         self._steps = Ring()
         self._blocks = Ring()
+        self._waiting: deque[Transfer] = deque()
+        """Those that may not have begun."""
         self._side: torch.cuda.Stream | None = None
         self._moments: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
 
@@ -131,8 +137,8 @@ class Stager:
         slot = None if self._side is None else self._steps.take(layout, self._side)
         views = layout.views(extent.memory) if slot is None else slot.views
         copy(views, rows)
-        ready = None if slot is None else self._send(slot, layout, extent, last - first)
-        return Chunk(layout, pieces, first, extent, ready)
+        transfer = None if slot is None else self._transfer(slot, layout, extent, last - first)
+        return Chunk(layout, pieces, first, extent, transfer)
 
     def gather(self, source: Tensors, rows: int) -> Block | None:
         """A block for small steps like this one of so many rows; None when it is not small, or memory is short."""
@@ -150,9 +156,16 @@ class Stager:
         return Block(layout, extent, capacity, views, slot)
 
     def close(self, block: Block) -> Chunk:
-        """Start a block's way to the host."""
-        ready = None if block.slot is None else self._send(block.slot, block.layout, block.extent, block.used)
-        return Chunk(block.layout, block.pieces, 0, block.extent, ready, gathered=True)
+        """Nothing is added to a block any more."""
+        slot = block.slot
+        transfer = None if slot is None else self._transfer(slot, block.layout, block.extent, block.used)
+        return Chunk(block.layout, block.pieces, 0, block.extent, transfer, gathered=True)
+
+    def begin(self, *, everything: bool = False) -> None:
+        """Send what waits: the steps that the device is done with, or all. For when the engine took a step's results,
+        or is kept from it."""
+        while self._waiting and (everything or self._waiting[0].taken):
+            self._waiting.popleft().begin()
 
     def _begin(self, source: Tensors) -> None:
         if self._wanted is not None:
@@ -173,21 +186,31 @@ class Stager:
             found = self._layouts[rows] = Layout.of(rows, shapes)
         return found
 
-    def _send(self, slot: Slot, layout: Layout, extent: Extent, rows: int) -> "torch.cuda.Event":
-        """On the side stream: a slot's moments, and its rows to the host."""
+    def _transfer(self, slot: Slot, layout: Layout, extent: Extent, rows: int) -> Transfer:
+        """The way to the host of the rows that the current stream brings into a slot."""
+        import torch  # noqa: PLC0415
+
+        taken = torch.cuda.Event(blocking=True)
+        taken.record(torch.cuda.current_stream(self.device))
+        held = {name: tensor[:rows] for name, tensor in slot.views.items()}
+        host = {name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}
+        slot.transfer = transfer = Transfer(taken, partial(self._send, taken, held, host))
+        self._waiting.append(transfer)
+        return transfer
+
+    def _send(self, taken: "torch.cuda.Event", held: Tensors, host: Tensors) -> "torch.cuda.Event":
+        """On the side stream: the moments of the rows that a slot holds, and all to the host."""
         import torch  # noqa: PLC0415
 
         assert self._side is not None
-        held = {name: tensor[:rows] for name, tensor in slot.views.items()}
-        self._side.wait_event(torch.cuda.current_stream(self.device).record_event())
+        self._side.wait_event(taken)
         with torch.cuda.stream(self._side):
             if self._moments is not None:
                 self._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
-            copy({name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}, held)
-            ready = torch.cuda.Event(blocking=True)
-            ready.record(self._side)
-        slot.copied = ready
-        return ready
+            copy(host, held)
+            copied = torch.cuda.Event(blocking=True)
+            copied.record(self._side)
+        return copied
 
     def _compile(self, states: "torch.Tensor") -> None:
         """Run the moments' kernel once on states [rows, K+1, H]; without it they are computed on the host."""

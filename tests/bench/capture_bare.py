@@ -38,23 +38,21 @@ class Parts:
         if COPY in self.done:
             self._copy(targets, source)
 
-    def send(self, stager: Any, slot: Any, layout: Any, extent: Any, rows: int) -> Any:
+    def send(self, stager: Any, taken: Any, held: Any, host: Any) -> Any:
         """In place of `Stager._send`."""
         if self.done == WHOLE:
-            return self._send(stager, slot, layout, extent, rows)
+            return self._send(stager, taken, held, host)
         import torch  # noqa: PLC0415
 
-        held = {name: tensor[:rows] for name, tensor in slot.views.items()}
-        stager._side.wait_event(torch.cuda.current_stream(stager.device).record_event())
+        stager._side.wait_event(taken)
         with torch.cuda.stream(stager._side):
             if MOMENTS in self.done:
                 stager._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
             if SEND in self.done:
-                host = {name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}
                 self._copy(host, held)
-            slot.copied = torch.cuda.Event(blocking=True)
-            slot.copied.record(stager._side)
-        return slot.copied
+            copied = torch.cuda.Event(blocking=True)
+            copied.record(stager._side)
+        return copied
 
     def submit(self, one: Any) -> None:
         """In place of `Writer._submit`."""
