@@ -1,6 +1,7 @@
 """What capture costs a live SGLang, and what it delivers, beside the other ways to get hidden states out of it.
 
-    python tests/bench/capture_throughput.py [--lane cpu|gpu] [--model kimi-8l|kimi-61l] [--limit SECONDS] [--out DIR]
+    python tests/bench/capture_throughput.py [--lane cpu|gpu] [--model kimi-8l|kimi-61l] [--parts PART ...]
+        [--rounds N] [--limit SECONDS] [--out DIR]
 
 Starts the real SGLang by itself: with the plugin, without it, and with decode graphs off (and the contenders' plugin).
 Rounds of the variants alternate, each in another order; ratios are of the same round, and medians are shown. Rounds
@@ -16,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,20 +48,26 @@ from bench.capture_report import describe, table  # noqa: E402
 from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
 
+OTHERS = ("HTTP", "values", "torch", "safetensors", "graphs off", "dumper")
+"""Parts that need servers beside the one with the plugin."""
+PARTS = ("first start", "sustained", "prefill", "decode", *OTHERS, "a server without the plugin")
+
 
 class Bench:
     """One run: its servers, what was measured, and the time that is left."""
 
-    def __init__(self, fleet: Fleet, disk: Path, memory: Path, out: Path, limit: float) -> None:
+    def __init__(self, fleet: Fleet, disk: Path, memory: Path, given: argparse.Namespace) -> None:
         self.fleet = fleet
         self.lane: Lane = fleet.lane
         self.disk = disk
         self.memory = memory
-        self.out = out
+        self.out: Path = given.out
+        self.rounds: int = given.rounds
         self.numbers: dict[str, list[float]] = defaultdict(list)
         self.notes: list[str] = []
         self._began = time.monotonic()
-        self._limit = limit
+        self._limit: float = given.limit
+        self._wanted: list[str] = given.parts
         self._count = 0
 
     @property
@@ -71,7 +78,9 @@ class Bench:
         print(f"[{time.monotonic() - self._began:6.1f}s] {text}", flush=True)
 
     def part(self, name: str, needs: float, run: Callable[[], None]) -> None:
-        """Run a part of the benchmark if there is time for it; a failure is noted and the rest goes on."""
+        """Run a part of the benchmark if it is wanted and there is time; a failure is noted and the rest goes on."""
+        if name not in self._wanted:
+            return
         if self.left < needs:
             self.notes.append(f"{name}: left out, no time")
             return
@@ -82,6 +91,21 @@ class Bench:
             self.say(traceback.format_exc())
             self.notes.append(f"{name}: failed: {type(error).__name__}: {error}"[:400])
         self.save()
+
+    def wants(self, *parts: str) -> bool:
+        """Whether any of these parts is wanted."""
+        return not set(parts).isdisjoint(self._wanted)
+
+    def each_round(self, first: int = 0) -> Iterator[int]:
+        """The numbers of the rounds, as long as there is time for one like the longest before."""
+        longest = 0.0
+        for number in range(first, self.rounds):
+            if self.left < longest:
+                self.notes.append(f"{number} of {self.rounds} rounds: no time for more")
+                return
+            began = time.monotonic()
+            yield number
+            longest = max(longest, time.monotonic() - began)
 
     def save(self) -> str:
         """Write what there is so far; the table."""
@@ -132,23 +156,23 @@ class Bench:
         shutil.rmtree(place / name)
         return tokens / seconds
 
-    def prefill_rounds(self, variants: dict[str, Variant], rounds: int) -> None:
+    def prefill_rounds(self, variants: dict[str, Variant]) -> None:
         """Alternating rounds of one batch each."""
         for kind, variant in variants.items():
             variant.take_up()
             for _ in range(2):
                 self.prefill_once(f"warm-{kind}", variant.server, self.lane.prompts, variant.place)
-        for number in range(rounds):
+        for number in self.each_round():
             for kind, variant in in_turn(variants, number):
                 self.numbers[kind].append(self.prefill_once(kind, variant.server, self.lane.prompts, variant.place))
             self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
 
-    def decode_rounds(self, variants: dict[str, Variant], rounds: int, tokens: int) -> None:
+    def decode_rounds(self, variants: dict[str, Variant], tokens: int) -> None:
         """Alternating rounds of four streams with decode graphs (or without, on the server that has them off)."""
-        for number in range(rounds + 1):
+        for number in self.each_round(-1):
             for kind, variant in in_turn(variants, number):
                 rate = self.decode_once(kind, variant, tokens)
-                if number:
+                if number >= 0:
                     self.numbers[f"decode {kind}"].append(rate)
 
     def decode_once(self, kind: str, variant: Variant, tokens: int) -> float:
@@ -269,17 +293,18 @@ def together(bench: Bench, quick: bool) -> None:
     status = ours.ask(op="status")["status"]
     bench.boundaries = tuple(status["boundaries"])
     bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
-    rounds = 3 if quick else 7
     bench.part("first start", 60, partial(bench.first_start, ours))
     variants = {
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk), "memory": Variant(ours, bench.memory),
     }  # fmt: skip
     bench.part("sustained", 70, lambda: bench.sustained(ours, bench.lane.prompts * 12, 1 if quick else 2))
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
-    bench.part("decode", 35, lambda: bench.decode_rounds(variants, rounds, 16 if quick else 384))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants))
+    bench.part("decode", 35, lambda: bench.decode_rounds(variants, 16 if quick else 384))
     ours.bare(False)
     bench.say(f"the plugin's last problem: {ours.ask(op='status')['status']['last_error']}")
+    if not bench.wants(*OTHERS):
+        return
     if bench.left < 90:
         bench.notes.append("the eager run, and what others do: left out, no time")
         return
@@ -295,15 +320,14 @@ def together(bench: Bench, quick: bool) -> None:
     bench.part("values", 15, lambda: bench.values(ours, eager))
     for mode in ("torch", "safetensors"):
         bench.part(mode, 25, partial(others.contender, bench, eager, mode, 2))
-    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 2, 16 if quick else 64))
+    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 16 if quick else 64))
     bench.say(f"dumper: ready after {fleet.ready(dumper, START_LIMIT):.0f} s more")
     bench.part("dumper", 30, lambda: others.dumper(bench, dumper, dumps, bench.lane.prompts // 3 or 1, 1))
 
 
 def apart(bench: Bench, quick: bool) -> None:
     """Only one server fits: another that never had the plugin comes after it."""
-    fleet, rounds = bench.fleet, 3 if quick else 5
-    tokens = 16 if quick else 128
+    fleet, tokens = bench.fleet, 16 if quick else 128
     ours = fleet.start("plugin", plugin=True)
     bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s")
     bench.boundaries = tuple(ours.ask(op="status")["status"]["boundaries"])
@@ -311,8 +335,8 @@ def apart(bench: Bench, quick: bool) -> None:
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk),
     }  # fmt: skip
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
-    bench.part("decode", 40, lambda: bench.decode_rounds(variants, rounds, tokens))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}))
+    bench.part("decode", 40, lambda: bench.decode_rounds(variants, tokens))
     ours.bare(False)
     bench.part("sustained", 60, lambda: bench.sustained(ours, bench.lane.prompts * 2, 1))
     bench.part("HTTP", 30, lambda: others.http(bench, ours, bench.lane.rows // 4, 1))
@@ -321,8 +345,8 @@ def apart(bench: Bench, quick: bool) -> None:
     def without() -> None:
         base = fleet.start("base")
         bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
-        bench.prefill_rounds({"other server": Variant(base)}, rounds)
-        bench.decode_rounds({"other server": Variant(base)}, rounds, tokens)
+        bench.prefill_rounds({"other server": Variant(base)})
+        bench.decode_rounds({"other server": Variant(base)}, tokens)
         base.stop()
 
     bench.part("a server without the plugin", 150, without)
@@ -332,18 +356,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--model", choices=("kimi-8l", "kimi-61l"), default="kimi-8l", help="on the gpu lane")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--rounds", type=int, help="default: 3 on a CPU, 7 on a GPU, 5 with 61 layers")
     parser.add_argument("--limit", type=float, default=560.0, help="seconds after which no further part begins")
     parser.add_argument("--disk", type=Path, help="where to dump; default: the directory for temporary files")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--logs", type=Path, help="where the servers' logs stay")
     arguments = parser.parse_args()
     lane = cpu_lane() if arguments.lane == "cpu" else gpu_lane(arguments.model)
+    arguments.rounds = arguments.rounds or (3 if lane.name == "cpu" else 7 if lane.together else 5)
     with (
         tempfile.TemporaryDirectory(prefix="capture-", dir=arguments.disk) as disk,
         tempfile.TemporaryDirectory(prefix="capture-", dir="/dev/shm") as memory,
         Fleet(lane, arguments.logs or Path(disk)) as fleet,
     ):
-        bench = Bench(fleet, Path(disk), Path(memory), arguments.out, arguments.limit)
+        bench = Bench(fleet, Path(disk), Path(memory), arguments)
         try:
             (together if lane.together else apart)(bench, lane.name == "cpu")
         finally:
