@@ -49,7 +49,6 @@ def relative(values: list[float], base: list[float]) -> str:
 def derived(middle: dict[str, float]) -> list[str]:
     lines = []
     for one, other, text in (
-        ("sustained durable", "raw disk", "durable tokens of the raw disk's in the same run"),
         ("decode none", "decode graphs off", "decode with graphs to without, no capture"),
         ("decode disk", "decode graphs off", "decode with graphs while dumping to decode without graphs"),
         ("sustained durable", "http", "durable tokens a second to return_hidden_states over HTTP"),

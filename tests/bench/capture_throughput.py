@@ -62,7 +62,7 @@ class Bench:
         self.disk = disk
         self.memory = memory
         self.out: Path = given.out
-        self.rounds: int = given.rounds
+        self._rounds: int | None = given.rounds
         self.numbers: dict[str, list[float]] = defaultdict(list)
         self.notes: list[str] = []
         self._began = time.monotonic()
@@ -96,12 +96,12 @@ class Bench:
         """Whether any of these parts is wanted."""
         return not set(parts).isdisjoint(self._wanted)
 
-    def each_round(self, first: int = 0) -> Iterator[int]:
+    def each_round(self, usual: int, first: int = 0) -> Iterator[int]:
         """The numbers of the rounds, as long as there is time for one like the longest before."""
-        longest = 0.0
-        for number in range(first, self.rounds):
+        rounds, longest = self._rounds or usual, 0.0
+        for number in range(first, rounds):
             if self.left < longest:
-                self.notes.append(f"{number} of {self.rounds} rounds: no time for more")
+                self.notes.append(f"{number} of {rounds} rounds: no time for more")
                 return
             began = time.monotonic()
             yield number
@@ -156,20 +156,20 @@ class Bench:
         shutil.rmtree(place / name)
         return tokens / seconds
 
-    def prefill_rounds(self, variants: dict[str, Variant]) -> None:
+    def prefill_rounds(self, variants: dict[str, Variant], usual: int) -> None:
         """Alternating rounds of one batch each."""
         for kind, variant in variants.items():
             variant.take_up()
             for _ in range(2):
                 self.prefill_once(f"warm-{kind}", variant.server, self.lane.prompts, variant.place)
-        for number in self.each_round():
+        for number in self.each_round(usual):
             for kind, variant in in_turn(variants, number):
                 self.numbers[kind].append(self.prefill_once(kind, variant.server, self.lane.prompts, variant.place))
             self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
 
-    def decode_rounds(self, variants: dict[str, Variant], tokens: int) -> None:
+    def decode_rounds(self, variants: dict[str, Variant], usual: int, tokens: int) -> None:
         """Alternating rounds of four streams with decode graphs (or without, on the server that has them off)."""
-        for number in self.each_round(-1):
+        for number in self.each_round(usual, -1):
             for kind, variant in in_turn(variants, number):
                 rate = self.decode_once(kind, variant, tokens)
                 if number >= 0:
@@ -193,17 +193,20 @@ class Bench:
 
     # The disk
 
-    def sustained(self, server: Server, prompts: int, rounds: int) -> None:
-        """More than the staging memory holds, so that the disk sets the pace; raw writes of as much in between."""
+    def sustained(self, server: Server, prompts: int, usual: int) -> None:
+        """More than the staging memory holds, so that the disk sets the pace; raw writes of as much around each round.
+
+        A disk's pace changes within minutes: a round is held against the mean of the raw writes before and after it.
+        """
         token_bytes = server.ask(op="status")["status"]["hidden_size"] * 2 * (len(self.lane.layers) + 1)
-        for _ in range(rounds):
-            self.numbers["raw disk"].append(
-                raw_disk(self.disk / self.name("raw"), prompts * self.lane.rows * token_bytes) / token_bytes
-            )
+        size, raw = prompts * self.lane.rows * token_bytes, self.numbers["raw disk"]
+        raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
+        for _ in self.each_round(usual):
             self.prefill_once("sustained", server, prompts, self.disk)
-            self.say(
-                f"raw {self.numbers['raw disk'][-1]:,.0f} tok/s, durable {self.numbers['sustained durable'][-1]:,.0f}"
-            )
+            raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
+            durable = self.numbers["sustained durable"][-1]
+            self.numbers["sustained, of the raw disk"].append(2 * durable / sum(raw[-2:]))
+            self.say(f"raw {raw[-2]:,.0f} and {raw[-1]:,.0f} tok/s, durable {durable:,.0f}")
 
     boundaries: tuple[int, ...] = ()
 
@@ -293,14 +296,15 @@ def together(bench: Bench, quick: bool) -> None:
     status = ours.ask(op="status")["status"]
     bench.boundaries = tuple(status["boundaries"])
     bench.say(f"boundaries {bench.boundaries}, {status['warnings']}")
+    rounds = 3 if quick else 7
     bench.part("first start", 60, partial(bench.first_start, ours))
     variants = {
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk), "memory": Variant(ours, bench.memory),
     }  # fmt: skip
     bench.part("sustained", 70, lambda: bench.sustained(ours, bench.lane.prompts * 12, 1 if quick else 2))
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants))
-    bench.part("decode", 35, lambda: bench.decode_rounds(variants, 16 if quick else 384))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
+    bench.part("decode", 35, lambda: bench.decode_rounds(variants, rounds, 16 if quick else 384))
     ours.bare(False)
     bench.say(f"the plugin's last problem: {ours.ask(op='status')['status']['last_error']}")
     if not bench.wants(*OTHERS):
@@ -320,14 +324,15 @@ def together(bench: Bench, quick: bool) -> None:
     bench.part("values", 15, lambda: bench.values(ours, eager))
     for mode in ("torch", "safetensors"):
         bench.part(mode, 25, partial(others.contender, bench, eager, mode, 2))
-    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 16 if quick else 64))
+    bench.part("graphs off", 10, lambda: bench.decode_rounds({"graphs off": Variant(eager)}, 2, 16 if quick else 64))
     bench.say(f"dumper: ready after {fleet.ready(dumper, START_LIMIT):.0f} s more")
     bench.part("dumper", 30, lambda: others.dumper(bench, dumper, dumps, bench.lane.prompts // 3 or 1, 1))
 
 
 def apart(bench: Bench, quick: bool) -> None:
     """Only one server fits: another that never had the plugin comes after it."""
-    fleet, tokens = bench.fleet, 16 if quick else 128
+    fleet, rounds = bench.fleet, 3 if quick else 5
+    tokens = 16 if quick else 128
     ours = fleet.start("plugin", plugin=True)
     bench.say(f"with the plugin: ready after {fleet.ready(ours, START_LIMIT):.0f} s")
     bench.boundaries = tuple(ours.ask(op="status")["status"]["boundaries"])
@@ -335,8 +340,8 @@ def apart(bench: Bench, quick: bool) -> None:
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk),
     }  # fmt: skip
-    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}))
-    bench.part("decode", 40, lambda: bench.decode_rounds(variants, tokens))
+    bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
+    bench.part("decode", 40, lambda: bench.decode_rounds(variants, rounds, tokens))
     ours.bare(False)
     bench.part("sustained", 60, lambda: bench.sustained(ours, bench.lane.prompts * 2, 1))
     bench.part("HTTP", 30, lambda: others.http(bench, ours, bench.lane.rows // 4, 1))
@@ -345,8 +350,8 @@ def apart(bench: Bench, quick: bool) -> None:
     def without() -> None:
         base = fleet.start("base")
         bench.say(f"without the plugin: ready after {fleet.ready(base, START_LIMIT):.0f} s")
-        bench.prefill_rounds({"other server": Variant(base)})
-        bench.decode_rounds({"other server": Variant(base)}, tokens)
+        bench.prefill_rounds({"other server": Variant(base)}, rounds)
+        bench.decode_rounds({"other server": Variant(base)}, rounds, tokens)
         base.stop()
 
     bench.part("a server without the plugin", 150, without)
@@ -357,14 +362,13 @@ def main() -> None:
     parser.add_argument("--lane", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--model", choices=("kimi-8l", "kimi-61l"), default="kimi-8l", help="on the gpu lane")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--rounds", type=int, help="default: 3 on a CPU, 7 on a GPU, 5 with 61 layers")
+    parser.add_argument("--rounds", type=int, help="of each part; default: what fits a lease of ten minutes")
     parser.add_argument("--limit", type=float, default=560.0, help="seconds after which no further part begins")
     parser.add_argument("--disk", type=Path, help="where to dump; default: the directory for temporary files")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--logs", type=Path, help="where the servers' logs stay")
     arguments = parser.parse_args()
     lane = cpu_lane() if arguments.lane == "cpu" else gpu_lane(arguments.model)
-    arguments.rounds = arguments.rounds or (3 if lane.name == "cpu" else 7 if lane.together else 5)
     with (
         tempfile.TemporaryDirectory(prefix="capture-", dir=arguments.disk) as disk,
         tempfile.TemporaryDirectory(prefix="capture-", dir="/dev/shm") as memory,
