@@ -99,10 +99,10 @@ class Capture:
         if facts is None or not facts.writer:
             return
         began = time.perf_counter()
-        self._stager.begin()
         for request in batch.reqs:
             if request.finished():
                 self._end(request)
+        self._stager.begin()  # last: what ends may have closed a block
         self._cost += time.perf_counter() - began
 
     def on_abort(self, request: Any) -> None:

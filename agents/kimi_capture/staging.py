@@ -56,7 +56,7 @@ class Block:
         begin, end = self.used, self.used + last - first
         if end > self.capacity:
             return False
-        copy({name: view[begin:end] for name, view in self.views.items()}, cut(source, first, last))
+        copy(words({name: view[begin:end] for name, view in self.views.items()}), words(cut(source, first, last)))
         for piece in pieces:
             piece.offset += begin - first
         self.pieces += pieces
@@ -234,6 +234,13 @@ def copy(targets: Tensors, source: Tensors) -> None:
     import torch  # noqa: PLC0415
 
     torch._foreach_copy_([targets[name] for name in source], list(source.values()), non_blocking=True)
+
+
+def words(tensors: Tensors) -> Tensors:
+    """The same memory as int16: small tensors of one type go in one launch, others each in one of its own."""
+    import torch  # noqa: PLC0415
+
+    return {name: tensor.view(torch.int16) for name, tensor in tensors.items()}
 
 
 def span(pieces: list[Piece]) -> tuple[int, int]:
