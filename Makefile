@@ -61,7 +61,8 @@ format: $(STAMP) ## rewrite the code in the project's format
 	@$(BIN)/ruff format
 
 bench: $(STAMP) ## measure the budgets on this machine
-	@for bench in tests/bench/*.py; do $(BIN)/python $$bench; done
+	@left=; for bench in tests/bench/*.py; do $(BIN)/python $$bench || left+=" $$bench"; done; \
+	test -z "$$left" || { echo "make bench: these did not run to their end here:$$left" >&2; exit 1; }
 
 clean: ## remove what make built here; built engines stay in the user's cache
 	@rm -rf $(VENV) .engine dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

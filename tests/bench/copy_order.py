@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,12 @@ def on_device(torch: Any, work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure, print the tables."""
+    if find_spec("torch") is None:
+        sys.exit("copy_order: this Python has no torch. Run it on a GPU host with the Python that has SGLang.")
     import torch  # noqa: PLC0415 - the usage is told without it
 
+    if not torch.cuda.is_available():
+        sys.exit("copy_order: there is no GPU here.")
     from kimi_capture.device import write_moments  # noqa: PLC0415 - needs Triton
 
     copies = Copies(torch)

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -180,8 +181,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results"))
     parser.add_argument("--prompts", type=int, default=240)
     arguments = parser.parse_args()
-    if not (CHECKOUT / ".gpu" / "env.sh").exists():
-        sys.exit("gpu_host: there is no .gpu/env.sh here. Pack SGLang into .gpu, and run this on a GPU host.")
+    if not (CHECKOUT / ".gpu" / "env.sh").exists() or shutil.which("nvidia-smi") is None:
+        sys.exit("gpu_host: no .gpu/env.sh or no NVIDIA driver here. Pack SGLang into .gpu; run this on a GPU host.")
     print(describe())
     print(f"NVML: {asyncio.run(sample_once())}", flush=True)
     with (
