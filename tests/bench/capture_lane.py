@@ -267,13 +267,11 @@ def decode(server: Server, tag: str, tokens: int, streams: int = 4) -> float:
 
 @contextlib.contextmanager
 def dumping(server: Server, directory: Path) -> Iterator[dict[str, Any]]:
-    """A dump around what is inside; afterwards the dict has the plugin's status and the seconds of the stop."""
+    """A dump around what is inside; afterwards the dict has the plugin's status."""
     result: dict[str, Any] = {}
     server.ask(op="start", dump=directory.name, directory=str(directory))
     yield result
-    began = time.perf_counter()
     result |= server.ask(op="stop", drain=60)["status"]
-    result["stop_s"] = time.perf_counter() - began
 
 
 def raw_disk(directory: Path, size: int, threads: int = 6) -> float:

@@ -150,7 +150,7 @@ class Bench:
         commits = [commit.time for commit in read_commits(place / name)[0]]
         self.numbers[f"{kind} first commit, seconds"].append(min(commits) - asked)
         self.numbers[f"{kind} last commit, seconds"].append(max(commits) - asked)
-        self.numbers[f"{kind} durable"].append(tokens / (seconds + result["stop_s"]))
+        self.numbers[f"{kind} durable"].append(tokens / (max(commits) - asked))
         self.numbers[f"{kind} held back"].append(dump["held_back_s"] / seconds)
         self.numbers[f"{kind} hook_us"].append(result["hook_us"])
         shutil.rmtree(place / name)
