@@ -104,7 +104,7 @@ def test_a_killed_writer_s_dump_has_failed_with_what_it_committed(tmp_path: Path
     assert after.committed == after.captured == rows >= before.committed > 0
     assert after.served == 25_000 == rows + dict(after.missing)["dump failed"]
     assert after.reason == f"rank TP0 (process {rank.process.pid}) died while it was writing"
-    assert any(f"{rows} rows are committed" in error for error in after.errors)
+    assert any(f"{rows:,} rows are committed" in error for error in after.errors)
     assert [event.path for event in rank.events if isinstance(event, ShardCommitted)] == [
         str(tmp_path / "d" / commit.shard) for commit in commits
     ]

@@ -46,7 +46,7 @@ def test_a_root_and_a_dump_are_listed(make_dump: Maker, tmp_path: Path) -> None:
         "boundary 3 = input of block 3 = output of block 2 · "
         "sglang_flag 3 · sglang_internal 3 · vllm 3 · specforge 2" in one.stdout
     )
-    assert one.stdout.endswith("1 shards, 11 rows\n")
+    assert one.stdout.endswith("1 shard, 11 rows\n")
 
 
 def test_json_is_what_the_agent_hands_to_a_console(dump: Any, tmp_path: Path) -> None:

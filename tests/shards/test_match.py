@@ -93,7 +93,7 @@ def test_a_single_foreign_row_in_a_right_sample() -> None:
     captured = sample(states)
     captured.columns[1, 17] = -captured.columns[1, 17]
     (found,) = judge(captured, states, EXPECTED, [])
-    assert found.text == "1 rows are not what the model computes for these tokens, row 17 the first"
+    assert found.text == "1 row is not what the model computes for these tokens, row 17 the first"
 
 
 def test_rows_that_are_broken_are_left_to_the_other_checks() -> None:

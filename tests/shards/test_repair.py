@@ -173,7 +173,7 @@ def test_faults_of_the_capture_are_no_crash_damage(make_dump: Maker) -> None:
     before = contents(writer.directory)
     done = shards("repair", writer.directory)
     assert done.returncode == 5
-    assert "rows of boundary 2 are all zero" in done.stdout
+    assert "row of boundary 2 is all zero" in done.stdout
     assert contents(writer.directory) == before
 
 

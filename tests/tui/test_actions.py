@@ -78,7 +78,7 @@ async def test_launch_shows_the_command_line_and_problems_and_asks_twice(tmp_pat
         assert "--model-path '/models/Kimi K2.5'" in seen(app)
         assert "Choose another port" in seen(app)
         await pilot.press("enter")
-        await until(pilot, lambda: "Enter once more launches in spite of them" in seen(app))
+        await until(pilot, lambda: "Enter once more launches all the same" in seen(app))
         assert [method for method, _ in control.asked] == ["preflight"]
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Board))

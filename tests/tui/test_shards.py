@@ -152,7 +152,7 @@ async def test_from_dumps_to_tokens_and_back_with_the_path_in_view(
     async with app.run_test(size=(120, 36)) as pilot:
         await walk(pilot, seen, "i", "nightly", "enter", "shard-TP0-000001")
         assert "boundary 31 = input of block 31" in seen(app)
-        assert "1 shards have rows that cannot be right" in side(seen(app))
+        assert "1 shard has rows that cannot be right" in side(seen(app))
         await pilot.press("down", "enter")
         await until(pilot, lambda: "req-1-0001" in seen(app))
         assert "nightly › shard-TP0-000001.safetensors" in seen(app)

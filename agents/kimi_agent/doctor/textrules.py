@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from kimi_agent.counts import many
 from kimi_agent.doctor.evidence import Evidence
 from kimi_agent.doctor.rules.common import past
 from kimi_agent.engine import hints
@@ -61,7 +62,7 @@ def with_facts(verdict: Verdict, evidence: Evidence, tracker: PhaseTracker) -> V
         if mention is not None and _since_progress(mention, tracker)
     ]
     if tracker.unmatched:
-        words = f"{tracker.unmatched} lines, {tracker.unmatched_seconds:.0f} s"
+        words = f"{many(tracker.unmatched, 'line')}, {tracker.unmatched_seconds:.0f} s"
         lines.append(f"log: {words} read like phases that this version does not know")
     return Verdict(
         verdict.kind, verdict.summary, verdict.rank, verdict.confidence,
@@ -75,7 +76,7 @@ def _foreign(evidence: Evidence, tracker: PhaseTracker) -> Verdict | None:
         return None
     if tracker.named or not tracker.lines:
         return None
-    lines = (f"log: {tracker.lines} lines, none of which names a phase, a rank or a failure of SGLang or vLLM",)
+    lines = (f"log: {many(tracker.lines, 'line')}, none of which names a phase, a rank or a failure of SGLang or vLLM",)
     advice = ("give the file into which the server's stdout and stderr go",)
     return Verdict("unknown", "this does not look like a log of SGLang or vLLM", None, 0.3, lines, (), advice)
 

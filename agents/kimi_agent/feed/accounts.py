@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_agent.feed.drive import Failure
 from kimi_agent.feed.requests import Batch, Missing
 
@@ -64,10 +65,10 @@ def lines(accounts: Accounts, most: int) -> Iterator[str]:
     for one in accounts.missing[:most]:
         yield f"row {one.row + 1}: {one.kind}: {one.why}"
     if len(accounts.missing) > most:
-        yield f"{len(accounts.missing) - most:,} more rows are missing, named by --json"
+        yield f"{len(accounts.missing) - most:,} more missing, named by --json"
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in accounts.kinds.items())
     yield (
-        f"{accounts.captured:,} of {accounts.rows:,} rows captured, {accounts.duplicates:,} the same as another, "
+        f"{accounts.captured:,} of {many(accounts.rows, 'row')} captured, {accounts.duplicates:,} the same as another, "
         f"{len(accounts.missing):,} missing{f': {kinds}' if kinds else ''}"
     )
 

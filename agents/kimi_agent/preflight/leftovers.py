@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from kimi_agent.counts import many
 from kimi_agent.engine.titles import name_of_title
 from kimi_agent.host import locks
 from kimi_agent.host.procfs import pids, read_stat, shm_segments, title
@@ -38,7 +39,8 @@ def process_checks(own: Iterable[int] = ()) -> list[Check]:
     orphans = [pid for pid, name in found.items() if name != "launch_server" and not _has_server(pid)]
     checks = []
     if orphans:
-        checks.append(warn("orphans", f"{len(orphans)} processes of an SGLang server that is gone are still there: "
+        left = many(len(orphans), "process is", "processes are")
+        checks.append(warn("orphans", f"{left} left of an SGLang server that is gone: "
                            f"{_listed([f'pid {pid} ({found[pid]})' for pid in orphans])}",
                            f"End them: kill -9 {' '.join(map(str, orphans[:8]))}"))  # fmt: skip
     servers = [pid for pid, name in found.items() if name == "launch_server" and _is_main(pid)]
@@ -83,7 +85,7 @@ def gpu_checks(gpus: Sequence[GpuSample], no_gpu: str | None, *, on_cpu: bool) -
         else:
             hint = "Look outside this container; with no process at all, reset the GPU or reboot."
             checks.append(warn("gpu-memory", f"{size} by no process that is seen from here", hint))
-    return checks or [ok("gpu-memory", f"{len(gpus)} GPUs, none of them in use")]
+    return checks or [ok("gpu-memory", f"{many(len(gpus), 'GPU')}, none of them in use")]
 
 
 def shm_checks(ranks: int) -> list[Check]:
@@ -100,7 +102,7 @@ def shm_checks(ranks: int) -> list[Check]:
     used = shm_segments(pids())
     left = sorted(str(path) for path in SHM.glob("sgl*") if str(path) not in used)
     if left:
-        checks.append(warn("shm-leftovers", f"{len(left)} segments of servers that are gone lie in /dev/shm: "
+        checks.append(warn("shm-leftovers", f"{many(len(left), 'segment')} of servers that are gone in {SHM}: "
                            f"{_listed([Path(path).name for path in left])}",
                            f"Remove them if no other container uses them: rm {' '.join(left[:SHOWN])}"))  # fmt: skip
     return checks or [ok("shm", f"{SHM} has {free / 2**30:.1f} GiB free and no leftovers")]

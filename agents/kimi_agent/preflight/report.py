@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_agent.engine import options
 from kimi_agent.engine.argv import Problem
 from kimi_agent.host.gpu import sample_once
@@ -113,5 +114,5 @@ def lines(found: dict[str, Any]) -> list[str]:
         if one["outcome"] != OK
     ]
     passed = sum(1 for one in found["checks"] if one["outcome"] == OK)
-    told.append(f"✓ {passed} of {len(found['checks'])} checks found nothing")
+    told.append(f"✓ {passed} of {many(len(found['checks']), 'check')} found nothing")
     return [*told, *(f"· {note}" for note in found["notes"])]

@@ -6,6 +6,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_capture.format import read_shard
 
 
@@ -56,5 +57,5 @@ def _logits(checks: Sequence[Mapping[str, Any]]) -> str:
     if not checked:
         return ""
     error = max(float(check["max_error"]) for check in checks)
-    verdict = f"DRIFT in {failed} of {checked} rows" if failed else "ok"
+    verdict = f"DRIFT in {failed} of {many(checked, 'row')}" if failed else "ok"
     return f"logit error {error:.1g} {verdict}"

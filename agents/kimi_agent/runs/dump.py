@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_agent.host.procfs import starttime
 from kimi_agent.model.events import Body, CaptureReported, DumpSampled, ShardCommitted
@@ -248,7 +249,10 @@ class DumpControl:
             sample, state="failed", reason=reason, rate=None, captured=rows, committed=rows, samples=samples,
             served=max(sample.served, rows + missing.total()), shards=len(commits.shards), bytes=size,
             missing=tuple(sorted((why, count) for why, count in missing.items() if count)),
-            errors=(*sample.errors, f"{reason}; {rows} rows are committed: resume it, or run kimi-agent shards repair"),
+            errors=(
+                *sample.errors,
+                f"{reason}; {many(rows, 'row is', 'rows are')} committed: resume it, or run kimi-agent shards repair",
+            ),
         ))  # fmt: skip
 
     def _sum(self, dumps: list[dict[str, Any]]) -> DumpSampled:

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_agent.model.events import Body, Event, Gap, Note
 from kimi_agent.paths import private_dir
@@ -135,7 +136,9 @@ class Journal:
         if self.problem:
             kept = "what happens is kept in memory until it can"
             return Note("error", f"{self._directory} cannot be written ({self.problem}): free space there; {kept}")
-        lost = f"; {self.dropped} events in between are in no file" if self.dropped else ""
+        lost = (
+            f"; {many(self.dropped, 'event in between is', 'events in between are')} in no file" if self.dropped else ""
+        )
         return Note("error" if lost else "info", f"{self._directory} is written again{lost}")
 
     async def growth(self) -> None:

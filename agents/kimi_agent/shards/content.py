@@ -6,6 +6,7 @@ from math import isclose
 import numpy as np
 import numpy.typing as npt
 
+from kimi_agent.counts import many
 from kimi_capture.format import Array, Sample, Shard, to_float32
 from kimi_capture.statistics import Statistics, shard_moments, shard_statistics
 
@@ -97,7 +98,7 @@ def _check_rows(shard: Shard) -> Iterator[str]:
         expected = sample.prompt_tokens + sample.output_tokens - 1 - sum(sample.missing.values())
         if sample.rows != expected:
             counts = f"{sample.prompt_tokens} prompt + {sample.output_tokens} output tokens − 1"
-            yield f"request {sample.rid} has {sample.rows} rows, expected {expected} ({counts} − missing)"
+            yield f"request {sample.rid} has {many(sample.rows, 'row')}, expected {expected} ({counts} − missing)"
 
 
 def _check_positions(shard: Shard) -> Iterator[str]:
@@ -127,10 +128,11 @@ def _check_requests(shard: Shard) -> Iterator[str]:
 def _bad_rows(shard: Shard, name: str, states: Array, found: Statistics) -> Iterator[tuple[str, str]]:
     broken, zero = row_faults(states)
     if found.non_finite:
-        text = f"{found.non_finite} values of {_where(name)} are not finite, in {int(broken.sum())} rows"
+        values = many(found.non_finite, f"value of {_where(name)} is", f"values of {_where(name)} are")
+        text = f"{values} not finite, in {many(int(broken.sum()), 'row')}"
         yield "non-finite", f"{text}, first {_place(shard, broken)}"
     if found.zero_rows:
-        text = f"{found.zero_rows} rows of {_where(name)} are all zero"
+        text = f"{many(found.zero_rows, f'row of {_where(name)} is', f'rows of {_where(name)} are')} all zero"
         yield "zero rows", f"{text}, first {_place(shard, zero)}"
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kimi_agent.counts import many
 from kimi_agent.shards.weights import Weights
 from kimi_capture.format import Shard, to_float32
 
@@ -55,7 +56,7 @@ def check_norm(shard: Shard, weight: Float) -> Iterator[tuple[str, str]]:
     wrong = (ratio < NORM_LOW) | (ratio > NORM_HIGH)
     if ratio.size and wrong.mean() > 0.01:
         held = float(np.median(ratio[wrong]))
-        text = f"the last state is not post-norm in {int(wrong.sum())} of {ratio.size} rows"
+        text = f"the last state is not post-norm in {int(wrong.sum())} of {many(ratio.size, 'row')}"
         yield "final norm", f"{text}: over the norm's weight its rms is {held:.3g}, 1 expected, as before the norm"
 
 

@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kimi_agent.counts import many
+
 Float = npt.NDArray[np.float32]
 FITS: Final = 0.25
 """Largest median distance of rows from a state, relative to their own length, at which they are that state.
@@ -156,5 +158,6 @@ def _single_rows(tables: Sequence[Float], expected: Expected) -> list[Finding]:
     bad = np.flatnonzero(far > FOREIGN)
     if not len(bad):
         return []
-    text = f"{len(bad)} rows are not what the model computes for these tokens, row {int(bad[0])} the first"
+    rows = many(len(bad), "row is", "rows are")
+    text = f"{rows} not what the model computes for these tokens, row {int(bad[0])} the first"
     return [Finding("foreign rows", text)]

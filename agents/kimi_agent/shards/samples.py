@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError, UsageError
 from kimi_agent.shards.dumps import Dump, open_dump, validated
 from kimi_agent.shards.masks import Mask, loss_mask, read_masks
@@ -199,5 +200,6 @@ def _foreign(shard: Shard, commit: Commit, manifest: Manifest) -> str:
     if held != wanted:
         return f"is another dump's: it has {held}, the manifest says {wanted}"
     if (shard.rows, len(shard.meta.samples)) != (commit.rows, commit.samples):
-        return f"holds {shard.rows} rows of {len(shard.meta.samples)} samples, another count was committed"
+        holds = f"{many(shard.rows, 'row')} of {many(len(shard.meta.samples), 'sample')}"
+        return f"holds {holds}, another count was committed"
     return ""

@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_agent.text import clean
 
 LOST_NAMED = 10
@@ -53,7 +54,7 @@ def shard_table(listing: Mapping[str, Any]) -> list[str]:
         for shard in listing["shards"]
     ]
     older = f", {listing['more']} older ones not listed" if listing["more"] else ""
-    total = f"{len(rows)} shards{older}, {_count(sum(shard['rows'] for shard in listing['shards']))} rows"
+    total = f"{many(len(rows), 'shard')}{older}, {many(sum(shard['rows'] for shard in listing['shards']), 'row')}"
     lines = table(("shard", "rows", "samples", "size", "committed"), rows)
     return [*_layers(listing), *lines, total, *(f"! {problem}" for problem in listing["problems"])]
 
@@ -89,7 +90,8 @@ def verify_lines(dump: Mapping[str, Any]) -> list[str]:
     lines += [_model_check(check) for check in dump["model"]["checks"]] if dump["model"] else []
     rate = f" in {dump['seconds']:.1f} s" if dump["seconds"] else ""
     good = dump["checked"] - dump["bad"]
-    counts = f"{good} of {dump['checked']} shards good: {_count(dump['rows'])} rows, {_count(dump['samples'])} samples"
+    rows = f"{many(dump['rows'], 'row')}, {many(dump['samples'], 'sample')}"
+    counts = f"{good} of {many(dump['checked'], 'shard')} good: {rows}"
     verdict = "ok" if dump["ok"] else "NOT OK"
     return [*lines, f"  {verdict}: {counts}, {size(dump['bytes'])} checked{rate}"]
 
@@ -98,7 +100,7 @@ def _model_check(check: Mapping[str, Any]) -> str:
     if check["ok"] is None:
         return f"  –    {check['check']} not checked: {check['note']}"
     found = "ok" if check["ok"] else "BAD"
-    return f"  {found:<5}{check['check']}: {_count(check['rows'])} of {_count(check['of'])} rows checked"
+    return f"  {found:<5}{check['check']}: {_count(check['rows'])} of {many(check['of'], 'row')} checked"
 
 
 def repair_lines(dump: Mapping[str, Any]) -> list[str]:
@@ -111,11 +113,14 @@ def repair_lines(dump: Mapping[str, Any]) -> list[str]:
     lines += [f"  –     {clean(name)}: whole, committed now" for name in dump["committed"]]
     lines += [f"  –     {clean(name)}: moved into quarantine" for name in dump["quarantined"]]
     if dump["lines"]:
-        lines.append(f"  –     commits.jsonl: {_count(dump['lines'])} lines taken out")
+        lines.append(f"  –     commits.jsonl: {many(dump['lines'], 'line')} taken out")
     lines += [_lost(entry) for entry in dump["lost"]]
     lines += [f"  BAD   {problem['file']}: {problem['text']}. {problem['advice']}" for problem in dump["left"]]
     verdict = "ok" if dump["ok"] else "NOT OK"
-    return [*lines, f"  {verdict}: {_count(dump['shards'])} shards, {_count(dump['rows'])} rows are committed"]
+    return [
+        *lines,
+        f"  {verdict}: {many(dump['shards'], 'shard')}, {many(dump['rows'], 'row is', 'rows are')} committed",
+    ]
 
 
 def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
@@ -125,7 +130,8 @@ def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
     missing = ", ".join(f"{reason} {_count(rows)}" for reason, rows in dump["missing"].items())
     return [
         f"{dump['dump']}  {clean(dump['directory'])}",
-        f"{_count(dump['rows'])} rows of {_count(dump['samples'])} samples in {dump['shards']} shards, {tokens}",
+        f"{many(dump['rows'], 'row')} of {many(dump['samples'], 'sample')} in {many(dump['shards'], 'shard')}, "
+        f"{tokens}",
         f"finished: {reasons or '–'}   missing rows: {missing or 'none'}",
         *_statistics(dump["statistics"]),
         *(f"! {problem}" for problem in dump["problems"]),
@@ -135,7 +141,7 @@ def statistics_lines(dump: Mapping[str, Any]) -> list[str]:
 def _lost(entry: Mapping[str, Any]) -> str:
     named = ", ".join(entry["rids"][:LOST_NAMED]) or "not known which"
     more = f" and {len(entry['rids']) - LOST_NAMED} more" if len(entry["rids"]) > LOST_NAMED else ""
-    counts = f"{_count(entry['rows'])} rows of {_count(entry['samples'])} requests"
+    counts = f"{many(entry['rows'], 'row')} of {many(entry['samples'], 'request')}"
     return f"  LOST  {clean(entry['shard'])}: {entry['problem']}; {counts}: {named}{more}"
 
 
@@ -161,7 +167,7 @@ def _sample(sample: Mapping[str, Any]) -> Iterator[str]:
     tokens = f"{sample['prompt_tokens']} prompt + {sample['output_tokens']} output tokens"
     bad = f", ! {sample['bad']} bad rows" if sample["bad"] else ""
     yield ""
-    yield f"{sample['rid']}  {tokens}, {sample['rows']} rows, finished: {sample['finish_reason']}{bad}"
+    yield f"{sample['rid']}  {tokens}, {many(sample['rows'], 'row')}, finished: {sample['finish_reason']}{bad}"
     if sample["text"]:
         yield f"  {sample['text']}"
     rows = [

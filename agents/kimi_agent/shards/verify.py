@@ -8,6 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from kimi_agent.counts import many
 from kimi_agent.shards.content import check_content
 from kimi_agent.shards.dumps import Dump, Problem, open_dump, validated
 from kimi_agent.shards.inspect.index import FILE as INDEX
@@ -197,7 +198,7 @@ def _check_opened(dump: Dump, commit: Commit, seen: _Seen, shard: Shard) -> Iter
     for name in shard.corrupt():
         yield "tensor hash", f"{name} is damaged: its bytes are not those that were written", COPY_AGAIN
     if (shard.rows, len(shard.meta.samples)) != (commit.rows, commit.samples):
-        held = f"{shard.rows} rows of {len(shard.meta.samples)} samples"
+        held = f"{many(shard.rows, 'row')} of {many(len(shard.meta.samples), 'sample')}"
         yield "counts", f"holds {held}, {commit.rows} of {commit.samples} were committed", CAPTURE_AGAIN
     if dump.manifest is not None:
         yield from _check_manifest(dump.manifest, shard)

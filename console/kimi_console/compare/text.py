@@ -1,5 +1,6 @@
 """A comparison as text, for those without a screen."""
 
+from kimi_agent.counts import many
 from kimi_console.compare.comparison import Comparison
 
 
@@ -8,7 +9,8 @@ def comparison_text(found: Comparison) -> str:
     lines = []
     for name, side in (("A", found.a), ("B", found.b)):
         lines.append(
-            f"{name}  {side.title}  {side.status}  {side.seconds:.1f} s  {side.lines} lines  {side.verdict}".rstrip()
+            f"{name}  {side.title}  {side.status}  {side.seconds:.1f} s  {many(side.lines, 'line')}"
+            f"  {side.verdict}".rstrip()
         )
     if found.parting is None:
         lines.append("both say the same until they are ready")

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kimi_agent.counts import many
 from kimi_agent.errors import Exit, UnavailableError, UsageError
 from kimi_console.demo.engine import Engine, Progress, build_engine, wanted_engine
 from kimi_console.demo.interactive import show_demo
@@ -79,8 +80,8 @@ def _print_report(report: Report, as_json: bool) -> None:
     for reason in report.reasons:
         sys.stdout.write(f"not ok: {reason}\n")
     sys.stdout.write(
-        f"{'ok' if report.ok else 'FAILED'}: {report.requests} requests, {report.tokens_served} tokens served, "
-        f"{report.tokens_captured} captured in {report.shards} shards, boundaries {report.boundaries}\n"
+        f"{'ok' if report.ok else 'FAILED'}: {many(report.requests, 'request')}, {report.tokens_served} tokens served, "
+        f"{report.tokens_captured} captured in {many(report.shards, 'shard')}, boundaries {report.boundaries}\n"
     )
 
 

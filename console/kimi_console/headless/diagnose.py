@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from kimi_agent.counts import many
 from kimi_agent.doctor.logfile import diagnose_log
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.model.events import Verdict
@@ -84,7 +85,7 @@ class Report:
             lines += [f"  not {line}" for line in verdict.ruled_out]
             lines += [f"  do  {line}" for line in verdict.advice]
         if self.unmatched[0]:
-            lines.append(f"  {self.unmatched[0]} lines, {self.unmatched[1]:.0f} s matched no known phase")
+            lines.append(f"  {many(self.unmatched[0], 'line')}, {self.unmatched[1]:.0f} s matched no known phase")
         lines += [f"  {rank}  {seen.phase}, {seen.since_s:.0f} s" for rank, seen in self.ranks.items()]
         return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from textual.screen import Screen
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
 from kimi_console.source.session import Session
@@ -151,5 +152,5 @@ def _dump_started(answer: dict[str, Any]) -> str:
 
 
 def _dump_stopped(answer: dict[str, Any]) -> str:
-    counts = f"{answer['rows']:,} rows, {answer['samples']:,} samples, {answer['shards']} shards"
+    counts = ", ".join(many(answer[f"{noun}s"], noun) for noun in ("row", "sample", "shard"))
     return f"dump {answer['dump']} ended: {counts}"

@@ -3,6 +3,7 @@
 import re
 from typing import Final
 
+from kimi_agent.counts import many
 from kimi_agent.doctor.evidence import Evidence
 from kimi_agent.doctor.rules.common import past, silence, stale
 from kimi_agent.host.kernel import xid
@@ -35,7 +36,8 @@ def out_of_memory(evidence: Evidence) -> Verdict | None:
     if not evidence.kernel.oom_kills or not ended:
         return None
     rank = evidence.dead[0] if evidence.dead else facts.died
-    lines = [f"cgroup: the OOM killer took {evidence.kernel.oom_kills} processes of this cgroup since the start"]
+    taken = many(evidence.kernel.oom_kills, "process", "processes")
+    lines = [f"cgroup: the OOM killer took {taken} of this cgroup since the start"]
     lines += [f"kernel: {line}" for line in evidence.kernel.lines if OOM_LINE.search(line)][:2]
     lines += [f"proc: {rank} was the first to vanish"] if evidence.dead else []
     advise = ("raise the memory limit of the container or the cgroup, or load fewer files at once",)

@@ -9,6 +9,7 @@ from typing import Final
 
 import orjson
 
+from kimi_agent.counts import many
 from kimi_agent.errors import Exit
 from kimi_agent.shards.export.run import FORMATS, ExportResult, make_plan, run_export
 from kimi_agent.shards.masks import mask_words
@@ -66,4 +67,5 @@ def _lines(result: ExportResult) -> Iterator[str]:
     verdict = "ok" if not result.refused else "NOT OK"
     earlier = result.samples - result.new
     before = f", {earlier:,} of them by an earlier run" if earlier else ""
-    yield f"  {verdict}: {result.samples:,} samples, {result.tokens:,} tokens{before}; {result.left_out:,} left out"
+    whole = f"{many(result.samples, 'sample')}, {many(result.tokens, 'token')}"
+    yield f"  {verdict}: {whole}{before}; {result.left_out:,} left out"

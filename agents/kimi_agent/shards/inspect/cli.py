@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from kimi_agent.counts import many
 from kimi_agent.errors import Exit, UsageError
 from kimi_agent.shards.dumps import Dump
 from kimi_agent.shards.inspect.boundary import best_boundaries
@@ -104,7 +105,7 @@ def sample_lines(facts: dict[str, Any]) -> list[str]:
     head = ("boundary", "rms", "dump", "max", "cosine before", "non-finite", "zero rows", "equal rows")
     marked = [f"{one['mark']} token {one['token']}: {one['why']}" for one in facts["marked"][:MARKED]]
     more = len(facts["marked"]) - len(marked)
-    tokens = f"{facts['prompt_tokens']} prompt + {facts['output_tokens']} output tokens, {facts['rows']} rows"
+    tokens = f"{facts['prompt_tokens']} prompt + {facts['output_tokens']} output tokens, {many(facts['rows'], 'row')}"
     return [
         f"{facts['rid']}  {tokens}",
         *table(head, layers), *marked, *([f"{more} more marked tokens"] if more else []),
@@ -114,7 +115,7 @@ def sample_lines(facts: dict[str, Any]) -> list[str]:
 def pair_lines(found: dict[str, Any]) -> list[str]:
     """Two samples beside each other."""
     one, other = found["one"], found["other"]
-    head = f"{one['rid']}, {one['rows']} rows  and  {other['rid']}, {other['rows']} rows"
+    head = f"{one['rid']}, {many(one['rows'], 'row')}  and  {other['rid']}, {many(other['rows'], 'row')}"
     first = found["first_different"]
     ids = " and ".join("the end" if number is None else str(number) for number in found["ids"])
     tokens = "the same tokens" if first is None else f"the same tokens up to {first}: there {ids}"
@@ -125,7 +126,7 @@ def pair_lines(found: dict[str, Any]) -> list[str]:
 def dump_lines(found: dict[str, Any]) -> list[str]:
     """Two dumps beside each other."""
     how = f"{found['by_rid']:,} by request id, {found['by_tokens']:,} by tokens"
-    counts = f"{found['matched']:,} samples are in both ({how})"
+    counts = f"{many(found['matched'], 'sample is', 'samples are')} in both ({how})"
     only = f"{found['only_one']:,} only in {found['one']}, {found['only_other']:,} only in {found['other']}"
     tokens = f"{found['different_tokens']} of {found['done']} compared pairs differ in their tokens"
     problems = [f"! {problem}" for problem in found["problems"]]
@@ -143,7 +144,7 @@ def match_lines(found: dict[str, Any]) -> list[str]:
          "" if column["right"] and column["fits"] else "BAD" if column["fits"] else "no state fits")
         for column in found["columns"]
     ]  # fmt: skip
-    head += f", {found['rows']} rows through {found['model']}"
+    head += f", {many(found['rows'], 'row')} through {found['model']}"
     return [head, *table(("called", "is", "distance", "as called", ""), rows, left=(0, 1, 4)), *found["findings"]]
 
 

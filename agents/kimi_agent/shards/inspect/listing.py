@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kimi_agent.counts import many
 from kimi_agent.errors import UsageError
 from kimi_agent.shards.dumps import Dump, find_manifest, writers
 from kimi_agent.shards.inspect.index import NON_FINITE, RMS, ZERO_ROWS, DumpIndex
@@ -139,7 +140,9 @@ class Listing:
         index = self.index
         told = list(self._told)
         if index.unreadable:
-            told.append(f"{COMMITS}: {index.unreadable} lines cannot be read, what they commit is not shown")
+            told.append(
+                f"{COMMITS}: {many(index.unreadable, 'line')} cannot be read: what is committed there is not shown"
+            )
         told += [f"{clean(index.commits[place].shard)}: {text}" for place, text in sorted(index.problems.items())]
         return told if len(told) <= PROBLEMS else [*told[:PROBLEMS], f"{len(told) - PROBLEMS} more problems"]
 

@@ -2,6 +2,7 @@
 
 import re
 
+from kimi_agent.counts import many
 from kimi_agent.model.events import DumpSampled
 from kimi_agent.model.state import RunState
 from kimi_console.tui import format as fmt
@@ -68,7 +69,7 @@ def summary(view: View, cells: int) -> Line:
         (f"{glyph} {dump.state}", role), (f"  {dump.dump}", "bright"),
         (f"  captured {fmt.short(dump.captured)}", "plain"),
         (f"  missing {fmt.short(missing)}", "warn" if missing else "dim"),
-        (f"  {fmt.count(dump.shards)} shards", "plain"),
+        (f"  {many(dump.shards, 'shard')}", "plain"),
     ]  # fmt: skip
     return crop(line, cells)
 
@@ -100,7 +101,7 @@ def _trouble(dump: DumpSampled, width: int) -> list[Line]:
     """Why nothing is written now, and how many writes failed."""
     lines = paragraphs(f"◐ {dump.reason}", "warn", width) if dump.state == "paused" and dump.reason else []
     if dump.write_errors:
-        lines.append([(f"✖ {fmt.count(dump.write_errors)} writes failed", "bad")])
+        lines.append([(f"✖ {many(dump.write_errors, 'write')} failed", "bad")])
     return lines
 
 

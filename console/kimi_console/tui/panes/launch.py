@@ -1,5 +1,6 @@
 """Launch: the phases of the start, this one beside the last good one, rank by rank."""
 
+from kimi_agent.counts import many
 from kimi_agent.model.phases import MEANING, ORDER, PHASES
 from kimi_agent.model.starts import PhaseSpan, lateness, phase_spans, remaining
 from kimi_agent.model.state import RunState
@@ -60,7 +61,7 @@ def _unmatched(run: RunState) -> Line:
     """How much of the start's log could not be placed: a rewording shows itself so."""
     if run.unmatched is None:
         return []
-    lines = "1 line" if run.unmatched.lines == 1 else f"{run.unmatched.lines} lines"
+    lines = many(run.unmatched.lines, "line")
     return [(f"  {lines}, {fmt.duration(run.unmatched.seconds)} matched no phase", "warn")]
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from textual import work
 from textual.binding import Binding, BindingType
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_console.source.base import Control
 from kimi_console.tui import format as fmt
@@ -73,7 +74,7 @@ def unfinished(answer: Answer) -> bool:
 def sample_pair(found: Answer, cells: int) -> list[Line]:
     """Two samples beside each other."""
     lines: list[Line] = [
-        [(f" {side['rid']}", "bright"), (f"  {side['rows']:,} rows, {side['prompt_tokens']:,} prompt + "
+        [(f" {side['rid']}", "bright"), (f"  {many(side['rows'], 'row')}, {side['prompt_tokens']:,} prompt + "
                                          f"{side['output_tokens']:,} output tokens", "dim")]
         for side in (found["one"], found["other"])
     ]  # fmt: skip
@@ -97,18 +98,18 @@ def sample_pair(found: Answer, cells: int) -> list[Line]:
 def dump_pair(found: Answer, cells: int) -> list[Line]:
     """Two dumps beside each other, as far as they were compared."""
     lines: list[Line] = [[
-        (f" {found['one']}", "bright"), (f"  {found['samples'][0]:,} samples", "dim"),
-        (f"   {found['other']}", "bright"), (f"  {found['samples'][1]:,} samples", "dim"),
+        (f" {found['one']}", "bright"), (f"  {many(found['samples'][0], 'sample')}", "dim"),
+        (f"   {found['other']}", "bright"), (f"  {many(found['samples'][1], 'sample')}", "dim"),
     ]]  # fmt: skip
     if found["state"] in ("indexing", "matching"):
         return [*lines, [(f" {found['state']}…", "move")]]
-    lines.append([(f" {found['matched']:,} samples are in both", "plain"),
+    lines.append([(f" {many(found['matched'], 'sample is', 'samples are')} in both", "plain"),
                   (f"  {found['by_rid']:,} by request id, {found['by_tokens']:,} by their tokens", "dim")])  # fmt: skip
     lines.append([(f" {found['only_one']:,} only in the first, {found['only_other']:,} only in the second", "plain")])
     done: Role = "move" if found["state"] != "done" else "plain"
     lines.append([(f" {found['done']:,} of {found['of']:,} pairs compared", done)])
     if found["different_tokens"]:
-        lines.append([(f" ✖ {found['different_tokens']:,} pairs differ in their tokens", "bad")])
+        lines.append([(f" ✖ {many(found['different_tokens'], 'pair differs', 'pairs differ')} in tokens", "bad")])
     lines += [[], *_layers(found, cells)] if found["done"] else []
     apart = [entry for entry in found["worst"] if entry["cosine"] is not None and entry["cosine"] < 0.9999]
     for entry in apart:
@@ -126,7 +127,7 @@ def boundary_match(found: Answer, cells: int) -> list[Line]:
     lines: list[Line] = [[(f" {found['rid']}", "bright"), (f"  {found['shard']}", "dim")]]
     if found["why"]:
         return [*lines, *paragraphs(f"– not known: {found['why']}", "warn", cells)]
-    lines.append([(f" {found['rows']:,} rows through {found['model']}", "dim")])
+    lines.append([(f" {many(found['rows'], 'row')} through {found['model']}", "dim")])
     columns = [
         Column("called", 7, "left"),
         Column("is", 32, "left"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kimi_agent.counts import many
 from kimi_console.compare.comparison import ArgumentPair, Comparison, OnlyLine, PhasePair
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Column, Line, Role, Span, fit, hanging, left, table
@@ -18,7 +19,7 @@ def comparison_lines(found: Comparison, cells: int) -> list[Line]:
     lines: list[Line] = []
     for name, side in (("A", found.a), ("B", found.b)):
         glyph, role = GLYPHS.get(side.status, ("·", "plain"))
-        facts = f"{fmt.duration(side.seconds)}  {side.lines:,} lines"
+        facts = f"{fmt.duration(side.seconds)}  {many(side.lines, 'line')}"
         who: Line = [(f" {name} ", "focus"), (f"{fit(side.title, 36)}  ", "bright")]
         lines.append([*who, (f"{glyph} {side.status}  ", role), (facts, "plain")])
         if side.verdict:

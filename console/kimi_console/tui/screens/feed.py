@@ -8,6 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Input
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_console.source.base import Control
 from kimi_console.tui import format as fmt
@@ -188,7 +189,7 @@ def _progress(now: Answer, cells: int, *, over: bool) -> list[Line]:
     queued = fmt.DASH if now["waiting"] is None else f"{now['waiting']:,}"
     return [
         [(" ", "plain"), (full, "move"), (empty, "dim"),
-         (f"  {now['done']:,} of {now['of']:,} requests{again}", "plain"), (left, "bright")],
+         (f"  {now['done']:,} of {many(now['of'], 'request')}{again}", "plain"), (left, "bright")],
         [(f" {fmt.rate(now['tokens_per_second'])} tok/s", "bright"),
          (f"   {fmt.size(now['bytes'])} written, {fmt.size(now['bytes_to_come'])} to come, "
           f"{fmt.size(max(now['free'], 0))} free", "plain")],
@@ -203,7 +204,7 @@ def _outcome(answer: Answer, cells: int) -> list[Line]:
         counts = f"{summary['duplicates']:,} the same as another, {missing:,} missing"
         lines += [[], [
             (" ✓ " if summary["ok"] else " ✖ ", "good" if summary["ok"] else "bad"),
-            (f"{summary['captured']:,} of {summary['rows']:,} rows captured, {counts}", "plain"),
+            (f"{summary['captured']:,} of {many(summary['rows'], 'row')} captured, {counts}", "plain"),
         ]]  # fmt: skip
         for kind, count in summary["missing"].items():
             lines.append([(f"   {count:,} {kind}", "warn")])

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Input
 
+from kimi_agent.counts import many
 from kimi_agent.errors import KimiError
 from kimi_agent.profile import Profile
 from kimi_console.source.base import Control
@@ -93,7 +94,7 @@ class LaunchForm(Overlay[str | None]):
             self.hint("still checking this profile: Enter again when its command line is shown")
         elif self._problems and not self._warned:
             self._warned = True
-            self.hint(f"{self._problems} problems: Enter once more launches in spite of them  Esc back")
+            self.hint(f"{many(self._problems, 'problem')}: Enter once more launches all the same  Esc back")
         elif choice.tables is not None:
             self._launch(choice.tables)
 
@@ -159,7 +160,7 @@ def _check_lines(checks: list[dict[str, Any]], cells: int) -> list[Line]:
     unchecked = [str(check["message"]) for check in checks if check["outcome"] == "not checked"]
     lines += [line for text in unchecked for line in paragraphs(f"– not checked: {text}", "dim", cells)]
     fine = sum(1 for check in checks if check["outcome"] == "ok")
-    return [*lines, [(f" {fine} of {len(checks)} checks found nothing", "dim")]] if checks else lines
+    return [*lines, [(f" {fine} of {many(len(checks), 'check')} found nothing", "dim")]] if checks else lines
 
 
 def answer_lines(answer: dict[str, Any], cells: int) -> list[Line]:

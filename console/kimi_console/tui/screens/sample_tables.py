@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Line, Span, hanging, paragraphs
 from kimi_console.tui.token_grid import shade
@@ -61,12 +62,12 @@ def _counted(number: int, what: str) -> Span:
 def histograms(facts: Facts) -> list[Line]:
     """Norms of the chosen layer's rows, and magnitudes of its values, each as one line of bars."""
     norms, values = facts["norms"], facts["values"]
-    lines: list[Line] = [[(f" norms at {facts['layer']}", "title"), (f"  {facts['read']:,} rows", "dim")]]
+    lines: list[Line] = [[(f" norms at {facts['layer']}", "title"), (f"  {many(facts['read'], 'row')}", "dim")]]
     if norms["counts"]:
         lines.append(
             [(f" {norms['low']:.3g} ", "dim"), (bars(norms["counts"]), "move"), (f" {norms['high']:.3g}", "dim")]
         )
-    lines.append([(" values, by powers of two", "title"), (f"  of {values['rows']:,} rows", "dim")])
+    lines.append([(" values, by powers of two", "title"), (f"  of {many(values['rows'], 'row')}", "dim")])
     if values["counts"]:
         low, high = values["low"], values["low"] + len(values["counts"])
         lines.append([(f" 2^{low} ", "dim"), (bars(values["counts"]), "move"), (f" 2^{high}", "dim"),
@@ -108,17 +109,17 @@ def about(facts: Facts, text_source: str, cells: int) -> list[Line]:
     ]]  # fmt: skip
     expected = facts["prompt_tokens"] + facts["output_tokens"] - 1
     whole = facts["rows"] == expected - sum(facts["missing"].values())
-    lines.append([(f" {facts['rows']:,} rows", "plain"), ("  as many as there must be" if whole and not facts["missing"]
-                  else f"  {expected:,} would be whole", "dim" if whole else "bad")])  # fmt: skip
+    all_there = "as many as there must be" if whole and not facts["missing"] else f"{expected:,} would be whole"
+    lines.append([(f" {many(facts['rows'], 'row')}", "plain"), (f"  {all_there}", "dim" if whole else "bad")])
     for reason, rows in facts["missing"].items():
-        lines.append([(f" {fmt.count(rows)} rows missing: {reason}", "warn")])
+        lines.append([(f" {many(rows, 'row')} missing: {reason}", "warn")])
     if facts["bad_rows"] or facts["outliers"]:
         lines.append([
-            (f" ! {facts['bad_rows']:,} rows cannot be right", "bad" if facts["bad_rows"] else "dim"),
+            (f" ! {many(facts['bad_rows'], 'row')} cannot be right", "bad" if facts["bad_rows"] else "dim"),
             (f"   ^ {facts['outliers']:,} stand out", "warn" if facts["outliers"] else "dim"),
         ])  # fmt: skip
     if facts["read"] < facts["rows"]:
-        lines.append([(f" read {facts['read']:,} of {facts['rows']:,} rows", "move")])
+        lines.append([(f" read {facts['read']:,} of {many(facts['rows'], 'row')}", "move")])
     elif facts["damaged"]:
         text = f"{', '.join(facts['damaged'])} changed after it was committed: do not train on this shard"
         lines += hanging([(" ✖ ", "bad")], text, "bad", cells)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from kimi_agent.counts import many
 from kimi_console.tui import format as fmt
 from kimi_console.tui.cells import Column, Line, Span, hanging, paragraphs, table
 from kimi_console.tui.panes.dump import layer_identity
@@ -98,13 +99,15 @@ def dump_facts(facts: Row, cells: int) -> list[Line]:
     lines += [[], *paragraphs(f"{facts['directory']}, {fmt.size(facts['bytes'])}", "dim", cells)]
     if facts["known"] < facts["shard_count"]:
         share = fmt.share(facts["known"], facts["shard_count"])
-        lines += paragraphs(f"reading headers: {share} of {facts['shard_count']:,} shards", "move", cells)
+        lines += paragraphs(f"reading headers: {share} of {many(facts['shard_count'], 'shard')}", "move", cells)
     lines += _writers(facts, cells)
     if facts["bad_shards"]:
-        text = f"{facts['bad_shards']:,} shards have rows that cannot be right: o sorts by the worst"
+        who = many(facts["bad_shards"], "shard has", "shards have")
+        text = f"{who} rows that cannot be right: o sorts by the worst"
         lines += hanging([(" ! ", "bad")], text, "bad", cells)
     if facts["perhaps_shards"]:
-        text = f"{facts['perhaps_shards']:,} shards have rows equal to the one before: B looks whether that is wrong"
+        who = many(facts["perhaps_shards"], "shard has", "shards have")
+        text = f"{who} rows equal to the one before: B looks whether that is wrong"
         lines += hanging([(" ? ", "warn")], text, "warn", cells)
     if not facts["problems"] and not facts["bad_shards"]:
         return [*lines, [(" ✓ nothing is seen to be wrong", "good")]]
@@ -120,7 +123,7 @@ def row_facts(row: Row, cells: int) -> list[Line]:
         lines += hanging([(" ✖ ", "bad")], str(row["problem"]), "bad", cells)
         lines += paragraphs("See what is lost with: kimi-agent shards verify", "plain", cells)
     elif row["bad"]:
-        lines.append([(f" {fmt.count(row['bad'])} rows cannot be right", "bad")])
+        lines.append([(f" {many(row['bad'], 'row')} cannot be right", "bad")])
     elif row.get("perhaps"):
         lines += paragraphs("its shard may have bad rows: B looks which samples have them", "warn", cells)
     if row["deviation"] is not None:
