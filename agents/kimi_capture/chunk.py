@@ -54,13 +54,16 @@ class Chunk:
     def bytes(self) -> int:
         return self.layout.size
 
+    @property
+    def ready(self) -> bool:
+        """Whether the rows are on the host."""
+        return self.transfer is None or self.transfer.advance()
+
     def settle(self) -> None:
-        """Wait for the copy and give every piece its rows.
+        """Give every piece its rows, once they are ready.
 
         Long ones stay where they are. Short and gathered ones move, those of a request to one place.
         """
-        if self.transfer is not None:
-            self.transfer.wait()
         assert self.extent is not None
         arrays = self.layout.arrays(self.extent.memory)
         if PRE_NORM_RMS in arrays:  # from the root of a sum of squares to that of their mean

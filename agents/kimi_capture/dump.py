@@ -122,8 +122,7 @@ class Dump:
         stager = self._stager
         chunk = stager.stage(source, pieces)
         if chunk is None:
-            stager.begin(everything=True)
-            chunk = self.writer.hold_for(lambda: stager.stage(source, pieces), stager.arena.wait)
+            chunk = self.writer.hold_for(lambda: self._stage_again(source, pieces), stager.arena.wait)
         if chunk is None and self.writer.idle:  # all of it is held by requests in flight
             size = stager.arena.size + max(REGION, stager.size(source))
             if size <= self._limits.memory:
@@ -133,6 +132,10 @@ class Dump:
             return DISK_FULL if self.writer.paused else STAGING_FULL
         self.writer.put(chunk)
         return None
+
+    def _stage_again(self, source: Tensors, pieces: list[Piece]) -> Chunk | None:
+        self._stager.begin(everything=True)
+        return self._stager.stage(source, pieces)
 
     def hold_back(self) -> None:
         """Keep the engine waiting while more waits to be written than may."""

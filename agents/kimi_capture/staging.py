@@ -2,7 +2,7 @@
 
 The engine's outputs are slices of buffers that the next step overwrites. On CUDA they are copied, on the stream that
 made them, into a slot on the device. Once the engine has taken the step's results (see `kimi_capture.transfer`), a side
-stream adds the rows' moments, copies them to pinned memory and records an event, which the writer thread waits for. The
+stream adds the rows' moments, copies them to pinned memory and records an event, for which the writer thread looks. The
 rows of small steps, decode's above all, are gathered in one slot until it is full or one of its requests ends. On a CPU
 the rows are copied to the same memory.
 """
@@ -56,7 +56,8 @@ class Block:
         begin, end = self.used, self.used + last - first
         if end > self.capacity:
             return False
-        copy(words({name: view[begin:end] for name, view in self.views.items()}), words(cut(source, first, last)))
+        rows = words(cut(source, first, last))
+        copy(words({name: self.views[name][begin:end] for name in rows}), rows)
         for piece in pieces:
             piece.offset += begin - first
         self.pieces += pieces
@@ -79,6 +80,8 @@ class Stager:
         self._blocks = Ring()
         self._waiting: deque[Transfer] = deque()
         """Those that may not have begun."""
+        self._under_way: deque[tuple[Transfer, Extent]] = deque()
+        """Memory that the device may still write to, whoever else has lost interest in it."""
         self._side: torch.cuda.Stream | None = None
         self._moments: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
 
@@ -127,7 +130,8 @@ class Stager:
 
         Raises ValueError when the step's tensors are too short.
         """
-        self._begin(source)
+        self._prepare_wanted(source)
+        self._let_go()
         first, last = span(pieces)
         rows = cut(source, first, last)
         layout = self._layout(rows, last - first)
@@ -142,7 +146,7 @@ class Stager:
 
     def gather(self, source: Tensors, rows: int) -> Block | None:
         """A block for small steps like this one of so many rows; None when it is not small, or memory is short."""
-        self._begin(source)
+        self._prepare_wanted(source)
         row_bytes = sum(tensor[:1].nbytes for tensor in source.values())
         capacity = min(BLOCK_ROWS, min(BLOCK_BYTES, self.arena.size // 8) // row_bytes)
         if rows * SMALL > capacity:
@@ -162,12 +166,16 @@ class Stager:
         return Chunk(block.layout, block.pieces, 0, block.extent, transfer, gathered=True)
 
     def begin(self, *, everything: bool = False) -> None:
-        """Send what waits: the steps that the device is done with, or all. For when the engine took a step's results,
-        or is kept from it."""
+        """Send what waits: the steps that the device is done with, or all if the engine is kept from their results."""
         while self._waiting and (everything or self._waiting[0].taken):
             self._waiting.popleft().begin()
+        self._let_go()
 
-    def _begin(self, source: Tensors) -> None:
+    def _let_go(self) -> None:
+        while self._under_way and self._under_way[0][0].done:
+            self._under_way.popleft()
+
+    def _prepare_wanted(self, source: Tensors) -> None:
         if self._wanted is not None:
             self.device = source["last_hidden_state"].device
             self._prepare(*self._wanted)
@@ -190,12 +198,12 @@ class Stager:
         """The way to the host of the rows that the current stream brings into a slot."""
         import torch  # noqa: PLC0415
 
-        taken = torch.cuda.Event(blocking=True)
-        taken.record(torch.cuda.current_stream(self.device))
+        taken = torch.cuda.current_stream(self.device).record_event()
         held = {name: tensor[:rows] for name, tensor in slot.views.items()}
         host = {name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}
         slot.transfer = transfer = Transfer(taken, partial(self._send, taken, held, host))
         self._waiting.append(transfer)
+        self._under_way.append((transfer, extent))
         return transfer
 
     def _send(self, taken: "torch.cuda.Event", held: Tensors, host: Tensors) -> "torch.cuda.Event":
@@ -208,9 +216,7 @@ class Stager:
             if self._moments is not None:
                 self._moments(held["aux_hidden_states"], held["last_hidden_state"], held["moments"])
             copy(host, held)
-            copied = torch.cuda.Event(blocking=True)
-            copied.record(self._side)
-        return copied
+        return self._side.record_event()
 
     def _compile(self, states: "torch.Tensor") -> None:
         """Run the moments' kernel once on states [rows, K+1, H]; without it they are computed on the host."""

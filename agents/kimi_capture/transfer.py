@@ -7,6 +7,7 @@ scheduler has taken the step's results, which is when the next step's computing 
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -18,32 +19,38 @@ GRACE: Final = 0.25
 
 
 class Transfer:
-    """The way of a slot's rows to the host. Thread-safe."""
+    """The way of a slot's rows to the host. Thread-safe; nothing here blocks: a device that hangs never answers."""
 
     def __init__(self, taken: "torch.cuda.Event", start: "Callable[[], torch.cuda.Event]") -> None:
         """`taken`: when the slot has the rows. `start` begins their way, once; its event: when the host has them."""
         self._taken = taken
         self._start: Callable[[], torch.cuda.Event] | None = start
         self._copied: torch.cuda.Event | None = None
+        self._since: float | None = None
         self._lock = threading.Lock()
-        self._begun = threading.Event()
 
     @property
     def taken(self) -> bool:
         """Whether the slot has the rows: the engine, which is told so by the device too, has results to take."""
         return bool(self._taken.query())
 
+    @property
+    def done(self) -> bool:
+        """Whether the host has the rows."""
+        return self._copied is not None and bool(self._copied.query())
+
     def begin(self) -> "torch.cuda.Event":
-        """Begin, if that was not done before; the event of the end. Does not block."""
+        """Begin, if that was not done before; the event of the end."""
         with self._lock:
             if self._start is not None:
                 self._copied, self._start = self._start(), None  # and with it the memory that it holds
-                self._begun.set()
             assert self._copied is not None
             return self._copied
 
-    def wait(self) -> None:
-        """Block until the host has the rows; begins when nobody else does."""
-        self._taken.synchronize()
-        self._begun.wait(GRACE)
-        self.begin().synchronize()
+    def advance(self) -> bool:
+        """Whether the host has the rows, for who looks again and again; begins when nobody else does in time."""
+        if self._copied is None and self.taken:
+            self._since = self._since or time.monotonic()
+            if time.monotonic() - self._since >= GRACE:
+                self.begin()
+        return self.done

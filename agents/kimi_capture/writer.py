@@ -1,15 +1,18 @@
 """The threads that turn staged rows into committed shards.
 
-One thread settles chunks and groups finished samples into shards, a few commit them. What waits is bounded by the
-caller through `hold_back`. A full disk pauses and is retried; any other write error ends the dump.
+One thread settles chunks and groups finished samples into shards, a few commit them. A request that has ended waits for
+its own rows alone, not for a later step: that may never end. What waits is bounded by the caller through `hold_back`. A
+full disk pauses and is retried; any other write error ends the dump.
 """
 
 import contextlib
+import enum
 import errno
 import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -32,10 +35,23 @@ HOLD: Final = 30.0
 """Longest time in seconds that one step is held back."""
 LOOK: Final = 0.1
 """Seconds after which a step that is held back looks whether waiting still makes sense."""
+POLL: Final = 0.002
+"""Seconds between two looks for rows that a request which has ended waits for."""
+POLL_IDLE: Final = 0.02
+"""And for rows that nobody waits for yet."""
 PATIENCE: Final = 1.0
 """Seconds that a shard waits for the self-check of its rows."""
 Lost = Callable[[int, str, "str | None"], None]
 """Told of rows that are lost after all: how many, the reason, and the problem in words if it is an error."""
+
+
+class Command(enum.Enum):
+    """What else the building thread is told."""
+
+    SUBMIT = enum.auto()
+    """The shard that is not full yet is to be written."""
+    END = enum.auto()
+    """So it is, and no request will be handed over any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +142,18 @@ class Writer:
         self._drop: str | None = None
         self._closed = False
         self._changed = threading.Condition()
-        self._inbox: queue.SimpleQueue[Chunk | Finished | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Chunk | Finished | Command] = queue.SimpleQueue()
         self._jobs: queue.Queue[Batch] = queue.Queue(COMMITTERS)
         self._batch = Batch([])
+        self._unsettled: deque[Chunk] = deque()
+        """Those that were not on the host when they came; the building thread's."""
+        self._settle = guard(self._settle_first)
+        self._stuck_since: float | None = None
+        """Since when a request that has ended waits for its rows."""
+        self._ended = False
+        """Whether no request will be handed over any more."""
+        self._forsaken = False
+        """Whether nothing waits for the device any more."""
         threading.Thread(target=self._build_for_ever, name="kimi-capture-build", daemon=True).start()
         for number in range(COMMITTERS):
             threading.Thread(target=self._commit_for_ever, name=f"kimi-capture-{number}", daemon=True).start()
@@ -163,7 +188,7 @@ class Writer:
         `wait` blocks until some memory is back, or for the seconds that it is given.
         """
         began = time.monotonic()
-        self._inbox.put(None)  # a shard that is not full yet gives its memory back too
+        self._inbox.put(Command.SUBMIT)  # a shard that is not full yet gives its memory back too
         chunk = None
         while chunk is None and not (self.idle or self.paused or self.failed) and time.monotonic() - began < HOLD:
             wait(LOOK)
@@ -183,12 +208,15 @@ class Writer:
 
         Returns whether nothing is being written any more; a disk that hangs can keep a write.
         """
-        self._inbox.put(None)
+        self._inbox.put(Command.END)
         with self._changed:
             while self._waiting and self._drop is None:
                 if self.paused and time.monotonic() >= deadline:
                     self._drop = DISK_FULL
                     self._changed.notify_all()
+                elif self._stuck_since is not None and time.monotonic() - self._stuck_since > HOLD:
+                    self._guard.note("the device does not hand over the rows of a request that has ended")
+                    self._forsaken, self._stuck_since = True, None
                 self._changed.wait(RETRY)
             settled = self._changed.wait_for(lambda: not self._waiting, HOLD)
             self._closed = True
@@ -204,35 +232,62 @@ class Writer:
             self._changed.notify_all()
 
     def _build_for_ever(self) -> None:
-        build = self._guard(self._build)
+        build, settle = self._guard(self._build), self._guard(self._settle_ready)
         while not self._closed:
             with contextlib.suppress(queue.Empty):
-                build(self._inbox.get(timeout=RETRY))
+                build(self._inbox.get(timeout=POLL_IDLE if self._unsettled else RETRY))
+            settle()
             if self._batch.samples and time.monotonic() - self._batch.since > FLUSH:
                 self._submit()
 
-    def _build(self, item: Chunk | Finished | None) -> None:
-        if item is None:
-            self._submit()
+    def _build(self, item: Chunk | Finished | Command) -> None:
+        if isinstance(item, Chunk):
+            self._unsettled.append(item)
         elif isinstance(item, Finished):
             self._add(item)
         else:
-            try:
-                item.settle()
-            finally:
-                self._wait_for(-item.bytes)
+            self._submit()
+            self._ended |= item is Command.END
+
+    def _settle_ready(self) -> None:
+        """Settle what is on the host. At the end what is not there yet is nobody's: its requests were given up."""
+        while self._unsettled and (self._ended or self._unsettled[0].ready):
+            if self._ended:
+                self._wait_for(-self._unsettled.popleft().bytes)
+            else:
+                self._settle()
+
+    def _settle_first(self) -> None:
+        chunk = self._unsettled.popleft()
+        try:
+            chunk.settle()
+        finally:
+            self._wait_for(-chunk.bytes)
+
+    def _await(self, pieces: list[Piece]) -> None:
+        """Block until the rows of these pieces are on the host, or that is given up."""
+        while self._unsettled and not (self._drop or self._forsaken) and any(piece.rows is None for piece in pieces):
+            if self._unsettled[0].ready:
+                self._settle()
+            else:
+                self._stuck_since = self._stuck_since or time.monotonic()
+                time.sleep(POLL)
+        self._stuck_since = None
 
     def _add(self, item: Finished) -> None:
         reason: str | None = ROWS_MISSING
         try:
+            self._await(item.pieces)
             parts = assemble(item.pieces)
             reason = item.check(parts) or (ALREADY if item.rid in self.rids else None)
+            if parts is None and (self._drop or self._forsaken):
+                reason = self._drop or DUMP_FAILED
             if parts is not None and reason is None:
                 self._collect(item, parts)
         finally:
             if reason is not None:
                 problem = f"request {item.rid} was not written: {reason}"
-                self._lost(len(item.tokens), reason, problem if reason != ALREADY else None)
+                self._lost(len(item.tokens), reason, problem if reason in (ROWS_MISSING, MISMATCH) else None)
                 self._wait_for(-self._size(item))
 
     def _collect(self, item: Finished, parts: list[Rows]) -> None:

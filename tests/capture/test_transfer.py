@@ -3,79 +3,71 @@
 import threading
 from typing import Any
 
+import pytest
+
 from kimi_capture import transfer
 from kimi_capture.transfer import Transfer
 
 
 class Moment:
-    """What a CUDA event is to a host: something that has happened or has not, and can be waited for."""
+    """What a CUDA event is to a host: something that has happened or has not."""
 
-    def __init__(self) -> None:
-        self._happened = threading.Event()
-
-    def happen(self) -> None:
-        self._happened.set()
+    happened = False
 
     def query(self) -> bool:
-        return self._happened.is_set()
-
-    def synchronize(self) -> None:
-        assert self._happened.wait(30)
+        return self.happened
 
 
-def a_transfer(*, asked: list[str]) -> tuple[Any, Any, Any]:
-    """A transfer, when the slot has its rows, and when the host has them."""
-    taken, copied = Moment(), Moment()
+class Way:
+    """A transfer, when its slot has the rows, and when the host has them."""
 
-    def start() -> Any:
-        asked.append("copy")
-        return copied
+    def __init__(self) -> None:
+        self.taken, self.copied = Moment(), Moment()
+        self.asked = 0
+        rows: Any = self._start
+        taken: Any = self.taken
+        self.transfer = Transfer(taken, rows)
 
-    return Transfer(taken, start), taken, copied
-
-
-def in_a_thread(one: Transfer) -> threading.Thread:
-    waiter = threading.Thread(target=one.wait)
-    waiter.start()
-    return waiter
+    def _start(self) -> Moment:
+        self.asked += 1
+        return self.copied
 
 
-def test_rows_that_are_waited_for_set_out_when_the_engine_took_its_results(monkeypatch: Any) -> None:
+@pytest.fixture
+def way() -> Way:
+    return Way()
+
+
+def test_rows_that_are_waited_for_set_out_when_the_engine_took_its_results(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "GRACE", 3600.0)
-    asked: list[str] = []
-    one, taken, copied = a_transfer(asked=asked)
-    waiter = in_a_thread(one)
-    taken.happen()
-    assert one.taken
-    assert not asked
-    assert one.begin() is copied
-    copied.happen()
-    waiter.join(30)
-    assert not waiter.is_alive()
-    assert asked == ["copy"]
+    assert not way.transfer.advance()
+    way.taken.happened = True
+    assert not way.transfer.advance()
+    assert (way.transfer.taken, way.asked) == (True, 0), "the engine comes first"
+    way.transfer.begin()
+    assert not way.transfer.advance()
+    way.copied.happened = True
+    assert way.transfer.advance()
+    assert way.asked == 1
 
 
-def test_rows_set_out_by_themselves_when_the_engine_takes_no_results(monkeypatch: Any) -> None:
+def test_rows_set_out_by_themselves_when_the_engine_takes_no_results(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "GRACE", 0.0)
-    asked: list[str] = []
-    one, taken, copied = a_transfer(asked=asked)
-    copied.happen()
-    waiter = in_a_thread(one)
-    assert not asked, "nothing sets out before it is there"
-    taken.happen()
-    waiter.join(30)
-    assert not waiter.is_alive()
-    assert asked == ["copy"]
+    way.copied.happened = True
+    assert not way.transfer.advance()
+    assert way.asked == 0, "nothing sets out before it is there"
+    way.taken.happened = True
+    assert way.transfer.advance()
+    assert way.asked == 1
 
 
-def test_many_who_begin_begin_one_copy_and_what_it_held_is_let_go() -> None:
-    asked: list[str] = []
-    one, _, copied = a_transfer(asked=asked)
-    threads = [threading.Thread(target=one.begin) for _ in range(8)]
+def test_many_who_begin_begin_one_copy_and_what_it_held_is_let_go(way: Way) -> None:
+    threads = [threading.Thread(target=way.transfer.begin) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert asked == ["copy"]
-    assert one.begin() is copied
-    assert one._start is None  # a slot keeps its last transfer; the host memory must not stay with it
+    assert way.asked == 1
+    assert way.transfer._start is None  # a slot keeps its last transfer; the host memory must not stay with it

@@ -6,18 +6,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kimi_capture.chunk import Rows
+from kimi_capture import writer
+from kimi_capture.chunk import Chunk, Rows
 from kimi_capture.claim import StoreError
 from kimi_capture.format import COMMITS, file_xxh3, read_commits, read_shard
 from kimi_capture.rows import Piece
 from kimi_capture.store import Store
+from kimi_capture.writer import Finished
 
 from .dumping import Dumping, finished, manifest
 
@@ -64,6 +68,57 @@ def test_rows_that_are_not_the_requests_own_are_never_written(tmp_path: Path) ->
     dumping.writer.close(time.monotonic() + 30)
     assert check(tmp_path / "d") == {"good": 6}
     assert dumping.lost == {"token mismatch": 12, "rows missing": 6}
+
+
+class Late(Chunk):
+    """Rows that are on the host when `there` says so."""
+
+    def __init__(self, sample: Finished) -> None:
+        layout: Any = None
+        super().__init__(layout, sample.pieces, 0, None)
+        self.there = threading.Event()
+        self._rows = [piece.rows for piece in sample.pieces]
+        for piece in sample.pieces:
+            piece.rows = None
+
+    @property
+    def bytes(self) -> int:
+        return 1000
+
+    @property
+    def ready(self) -> bool:
+        return self.there.is_set()
+
+    def settle(self) -> None:
+        for piece, rows in zip(self.pieces, self._rows, strict=True):
+            piece.rows = rows
+
+
+def test_a_request_that_has_ended_does_not_wait_for_a_step_that_hangs(tmp_path: Path) -> None:
+    dumping, sample = Dumping(tmp_path / "d"), finished("r", 6)
+    own, hanging = Late(sample), Late(finished("other", 6))
+    for item in (own, hanging, sample):
+        dumping.writer.put(item)
+    own.there.set()
+    began = time.monotonic()
+    assert dumping.writer.close(began + 30)
+    assert time.monotonic() - began < 20, "the step that hangs was waited for"
+    assert check(tmp_path / "d") == {"r": 6}
+    assert (dumping.lost, dumping.guard.errors, dumping.writer.idle) == ({}, 0, True)
+
+
+def test_a_request_whose_rows_the_device_keeps_does_not_keep_the_dump_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "HOLD", 0.2)
+    monkeypatch.setattr(writer, "RETRY", 0.1)
+    dumping, sample = Dumping(tmp_path / "d"), finished("r", 6)
+    for item in (finished("before", 8), Late(sample), sample):
+        dumping.writer.put(item)
+    dumping.writer.close(time.monotonic() + 30)
+    assert check(tmp_path / "d") == {"before": 8}
+    assert dumping.lost == {"dump failed": 6}
+    assert dumping.guard.last_error == "the device does not hand over the rows of a request that has ended"
 
 
 def test_killed_at_any_moment_all_that_was_reported_is_there(tmp_path: Path) -> None:
