@@ -38,12 +38,15 @@ from kimi_agent.runs.prove import prove
 from kimi_agent.runs.recorder import RunRecorder
 from kimi_agent.runs.supervisor import Supervisor
 from kimi_agent.shards.inspect.serve import Inspector
+from kimi_agent.tasks import end
 from kimi_agent.wire.rpc import PROTOCOL, Hello
 from kimi_agent.wire.snapshot import snapshot_line
 
 HOST_PERIOD = 2.0
 SAVE_EVENTS = 2000
 """An agent that was killed leaves no more events than this, and those of a host period, to be folded anew."""
+CLOSING = 10.0
+"""Seconds that what watches a run gets to let go of it."""
 LINES_SENT = 5000
 """Lines of the log that a client gets with its first snapshot."""
 RESULTS_KEPT = 256
@@ -174,8 +177,7 @@ class Agent:
         await self._feeds.close()
         for task in (self._sampling, self._watch):
             if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await end(task, again=CLOSING)
         await self._gpus.close()
         self.save()
         self._recorder.close()

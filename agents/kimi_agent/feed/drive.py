@@ -9,6 +9,7 @@ from kimi_agent.engine.http import get_json, post_json
 from kimi_agent.engine.loads import LOADS_PATH, parse_loads
 from kimi_agent.errors import KimiError
 from kimi_agent.feed.requests import Request
+from kimi_agent.tasks import end
 from kimi_agent.text import clean
 
 FIRST: Final = 8
@@ -87,8 +88,7 @@ class Driver:
         try:
             await self._send_all(iter(requests))
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            await end(watch)
         return self.done
 
     async def _send_all(self, requests: Iterator[Request]) -> None:

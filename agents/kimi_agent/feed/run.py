@@ -20,6 +20,7 @@ from kimi_agent.feed.requests import Batch, Request, Wanted, gather
 from kimi_agent.feed.target import Target, begin_dump, committed, trouble_of
 from kimi_agent.shards.masks import FEED, mask_line, read_masks
 from kimi_agent.shards.tables import size
+from kimi_agent.tasks import end
 from kimi_agent.wire.client import Client
 from kimi_capture.directory import append_durably
 
@@ -153,8 +154,7 @@ class Feed:
             try:
                 done = await driver.run(self._noted(todo))
             finally:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+                await end(telling)
         tell()
         self.failures = {rid: one for rid, one in self.failures.items() if rid not in rows} | done.failures
         self.tokens += done.tokens

@@ -44,6 +44,7 @@ from kimi_agent.runs.plan import Plan, scratch
 from kimi_agent.runs.record import RunRecord
 from kimi_agent.runs.secrets import Secrets
 from kimi_agent.runs.teardown import Footprint
+from kimi_agent.tasks import end
 
 LOG_PERIOD = 0.1
 EXIT_PERIOD = 0.2
@@ -123,9 +124,7 @@ class Supervisor:
             while not self._ended():
                 await self._quiet(EXIT_PERIOD * 5 if is_calm(self._run) else EXIT_PERIOD)
         finally:
-            for task in loops:
-                task.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            await end(*loops)
             self._close_exits()
             await self._examiner.close()
             await self._canary.close()
