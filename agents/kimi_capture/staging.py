@@ -78,8 +78,6 @@ class Stager:
         self._layouts: dict[int, Layout] = {}
         self._steps = Ring()
         self._blocks = Ring()
-        self._waiting: deque[Transfer] = deque()
-        """Those that may not have begun."""
         self._under_way: deque[tuple[Transfer, Extent]] = deque()
         """Memory that the device may still write to, whoever else has lost interest in it."""
         self._side: torch.cuda.Stream | None = None
@@ -167,8 +165,10 @@ class Stager:
 
     def begin(self, *, everything: bool = False) -> None:
         """Send what waits: the steps that the device is done with, or all if the engine is kept from their results."""
-        while self._waiting and (everything or self._waiting[0].taken):
-            self._waiting.popleft().begin()
+        for transfer, _ in self._under_way:
+            if not (everything or transfer.taken):
+                break
+            transfer.begin()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -202,7 +202,6 @@ class Stager:
         held = {name: tensor[:rows] for name, tensor in slot.views.items()}
         host = {name: tensor[:rows] for name, tensor in layout.views(extent.memory).items()}
         slot.transfer = transfer = Transfer(taken, partial(self._send, taken, held, host))
-        self._waiting.append(transfer)
         self._under_way.append((transfer, extent))
         return transfer
 

@@ -146,7 +146,7 @@ class Writer:
         self._jobs: queue.Queue[Batch] = queue.Queue(COMMITTERS)
         self._batch = Batch([])
         self._unsettled: deque[Chunk] = deque()
-        """Those that were not on the host when they came; the building thread's."""
+        """Those whose pieces have no rows yet; the building thread's."""
         self._settle = guard(self._settle_first)
         self._stuck_since: float | None = None
         """Since when a request that has ended waits for its rows."""
