@@ -1,11 +1,12 @@
 """Large files written past the page cache where the file system can, with their hash taken on the way."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,26 +16,31 @@ import xxhash
 from kimi_capture.format import Array
 
 WINDOW: Final = 16 << 20
-"""Bytes of one write: large for the disk, small enough for one a committer."""
+"""Bytes of one write."""
+WRITERS: Final = 6
+"""Files written at a time. Were all that are committed, they would end together, and the disk would rest meanwhile."""
+HUGE: Final = 2 << 20
+"""Bytes of a huge page. A request to a disk takes a few hundred pieces of memory: of small pages, about a megabyte."""
 SECTOR: Final = 4096
 """What O_DIRECT wants addresses, offsets and lengths to be multiples of; enough for every disk there is."""
 
 
 class Windows:
-    """Page-aligned buffers that are used again. Thread-safe."""
+    """Page-aligned buffers, one for each file that may be written at a time: who finds none waits. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        for _ in range(WRITERS):
+            self._free.put(_window())
 
-    def take(self) -> Array:
-        """[WINDOW] uint8."""
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[Array]:
+        """[WINDOW] uint8. Blocks until one is free."""
+        window = self._free.get()
         try:
-            return self._free.get_nowait()
-        except queue.Empty:
-            return np.frombuffer(mmap.mmap(-1, WINDOW), np.uint8)
-
-    def give(self, window: Array) -> None:
-        self._free.put(window)
+            yield window
+        finally:
+            self._free.put(window)
 
 
 def write_direct(path: Path, buffers: Iterable[Array], windows: Windows) -> tuple[int, str]:
@@ -42,29 +48,44 @@ def write_direct(path: Path, buffers: Iterable[Array], windows: Windows) -> tupl
 
     Raises OSError.
     """
-    digest = xxhash.xxh3_64()
     fd = _open(path)
-    window = windows.take()
     try:
-        offset, fill = 0, 0
-        for buffer in buffers:
-            rest = buffer
-            while rest.size:
-                count = min(rest.size, WINDOW - fill)
-                window[fill : fill + count] = rest[:count]
-                fill, rest = fill + count, rest[count:]
-                if fill == WINDOW:
-                    digest.update(window.data)
-                    offset, fill = _write(fd, window, offset), 0
-        digest.update(window[:fill].data)
-        whole = -(-fill // SECTOR) * SECTOR
-        window[fill:whole] = 0
-        _write(fd, window[:whole], offset)
-        os.ftruncate(fd, offset + fill)
+        with windows.lend() as window:
+            size, digest = _write_all(fd, buffers, window)
+        os.ftruncate(fd, size)
         os.fsync(fd)
     finally:
         os.close(fd)
-        windows.give(window)
+    return size, digest
+
+
+def _window() -> Array:
+    """[WINDOW] uint8 in huge pages where the kernel has them."""
+    memory = mmap.mmap(-1, WINDOW + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    window = np.frombuffer(memory, np.uint8)
+    first = -window.ctypes.data % HUGE
+    return window[first : first + WINDOW]
+
+
+def _write_all(fd: int, buffers: Iterable[Array], window: Array) -> tuple[int, str]:
+    """Write the buffers, and zeros up to a whole sector; their size and xxh3-64 in hex."""
+    digest = xxhash.xxh3_64()
+    offset, fill = 0, 0
+    for buffer in buffers:
+        rest = buffer
+        while rest.size:
+            count = min(rest.size, WINDOW - fill)
+            window[fill : fill + count] = rest[:count]
+            fill, rest = fill + count, rest[count:]
+            if fill == WINDOW:
+                digest.update(window.data)
+                offset, fill = _write(fd, window, offset), 0
+    digest.update(window[:fill].data)
+    whole = -(-fill // SECTOR) * SECTOR
+    window[fill:whole] = 0
+    _write(fd, window[:whole], offset)
     return offset + fill, digest.hexdigest()
 
 

@@ -28,7 +28,7 @@ from kimi_capture.format import (
 from kimi_capture.parts import encode_parts
 
 COMMITTERS: Final = 12
-"""Shards committed at a time: the disk is busy while others are copied and hashed, or wait for an fsync."""
+"""Shards committed at a time: those that are not written (`direct.WRITERS`) are hashed, or wait for an fsync."""
 Parts = Mapping[str, Sequence[Array]]
 """The tensors of a shard by name, each in the pieces that it lies in."""
 

@@ -300,7 +300,7 @@ class Writer:
             self._batch.since = time.monotonic()
         self._batch.samples.append((sample, parts))
         self._batch.bytes += self._size(item)
-        if self._batch.bytes >= self._shard_bytes:
+        if self._batch.bytes + self._size(item) // 2 >= self._shard_bytes:  # one more like it would be farther off
             self._submit()
 
     def _submit(self) -> None:

@@ -193,13 +193,17 @@ class Bench:
 
     # The disk
 
-    def sustained(self, server: Server, prompts: int, usual: int) -> None:
+    def sustained(self, server: Server, batches: int, usual: int) -> None:
         """More than the staging memory holds, so that the disk sets the pace; raw writes of as much around each round.
 
         A disk's pace changes within minutes: a round is held against the mean of the raw writes before and after it.
+        At most three quarters of what is free on the disk are written.
         """
         token_bytes = server.ask(op="status")["status"]["hidden_size"] * 2 * (len(self.lane.layers) + 1)
-        size, raw = prompts * self.lane.rows * token_bytes, self.numbers["raw disk"]
+        batch = self.lane.prompts * self.lane.rows * token_bytes
+        batches = max(1, min(batches, shutil.disk_usage(self.disk).free * 3 // 4 // batch))
+        prompts, size, raw = batches * self.lane.prompts, batches * batch, self.numbers["raw disk"]
+        self.prefill_once("warm-sustained", server, self.lane.prompts, self.disk)
         raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
         for _ in self.each_round(usual):
             self.prefill_once("sustained", server, prompts, self.disk)
@@ -302,7 +306,7 @@ def together(bench: Bench, quick: bool) -> None:
         "none": Variant(ours, bare=True), "none again": Variant(ours, bare=True), "idle": Variant(ours),
         "disk": Variant(ours, bench.disk), "memory": Variant(ours, bench.memory),
     }  # fmt: skip
-    bench.part("sustained", 70, lambda: bench.sustained(ours, bench.lane.prompts * 12, 1 if quick else 2))
+    bench.part("sustained", 70, lambda: bench.sustained(ours, 18, 1 if quick else 2))
     bench.part("prefill", 60, lambda: bench.prefill_rounds(variants, rounds))
     bench.part("decode", 35, lambda: bench.decode_rounds(variants, rounds, 16 if quick else 384))
     ours.bare(False)
@@ -343,7 +347,7 @@ def apart(bench: Bench, quick: bool) -> None:
     bench.part("prefill", 60, lambda: bench.prefill_rounds(variants | {"memory": Variant(ours, bench.memory)}, rounds))
     bench.part("decode", 40, lambda: bench.decode_rounds(variants, rounds, tokens))
     ours.bare(False)
-    bench.part("sustained", 60, lambda: bench.sustained(ours, bench.lane.prompts * 2, 1))
+    bench.part("sustained", 60, lambda: bench.sustained(ours, 2, 1))
     bench.part("HTTP", 30, lambda: others.http(bench, ours, bench.lane.rows // 4, 1))
     ours.stop()
 

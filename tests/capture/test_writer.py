@@ -55,6 +55,15 @@ def test_samples_are_grouped_into_shards_and_committed(tmp_path: Path) -> None:
     assert (dumping.lost, dumping.guard.errors) == ({}, 0)
 
 
+def test_a_shard_has_the_samples_that_come_nearest_to_its_size(tmp_path: Path) -> None:
+    dumping = Dumping(tmp_path / "d")
+    for number in range(12):
+        dumping.writer.put(finished(f"r{number}", 34, number))  # 17,952 bytes each: two make 0.9 of a shard, three 1.35
+    dumping.writer.close(time.monotonic() + 30)
+    assert len(check(tmp_path / "d")) == 12
+    assert [commit.samples for commit in read_commits(tmp_path / "d")[0]] == [2] * 6
+
+
 def test_rows_that_are_not_the_requests_own_are_never_written(tmp_path: Path) -> None:
     dumping = Dumping(tmp_path / "d")
     good, swapped, shifted = finished("good", 6, 1), finished("swapped", 6, 2), finished("shifted", 6, 3)
