@@ -29,7 +29,7 @@ class Windows:
     """Page-aligned buffers, one for each file that may be written at a time: who finds none waits. Thread-safe."""
 
     def __init__(self) -> None:
-        self._free: queue.SimpleQueue[Array] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Array] = queue.LifoQueue()  # no more of them take memory than are needed
         for _ in range(WRITERS):
             self._free.put(_window())
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from kimi_capture.selfcheck import Checker
 from kimi_capture.staging import REGION, Block, Stager, Tensors, span
 from kimi_capture.store import Store
 from kimi_capture.writer import GIB, Finished, Writer
-
-if TYPE_CHECKING:
-    pass
 
 MIB: Final = 1 << 20
 MAX_ERRORS: Final = 20

@@ -33,6 +33,8 @@ BLOCK_BYTES: Final = 64 << 20
 """Rows and bytes of a block at most."""
 SMALL: Final = 4
 """A step is small when a block has room for so many of them."""
+PARTS: Final = 16
+"""Of the states of a small step, copied side by side."""
 Tensors = dict[str, "torch.Tensor"]
 """A step's tensors by the shard's names, row first; the RMS as the rows' lengths."""
 
@@ -56,8 +58,8 @@ class Block:
         begin, end = self.used, self.used + last - first
         if end > self.capacity:
             return False
-        rows = words(cut(source, first, last))
-        copy(words({name: self.views[name][begin:end] for name in rows}), rows)
+        rows = cut(source, first, last)
+        copy_small([self.views[name][begin:end] for name in rows], list(rows.values()))
         for piece in pieces:
             piece.offset += begin - first
         self.pieces += pieces
@@ -241,11 +243,28 @@ def copy(targets: Tensors, source: Tensors) -> None:
     torch._foreach_copy_([targets[name] for name in source], list(source.values()), non_blocking=True)
 
 
-def words(tensors: Tensors) -> Tensors:
-    """The same memory as int16: small tensors of one type go in one launch, others each in one of its own."""
+def copy_small(targets: "list[torch.Tensor]", sources: "list[torch.Tensor]") -> None:
+    """Copy tensors of a few rows, whatever their types, in one launch.
+
+    A launch takes tensors of one type. Each has a block of threads to itself, which takes a few words a thread in turns
+    that all wait for memory: so the words are wide, and states go in several parts.
+    """
     import torch  # noqa: PLC0415
 
-    return {name: tensor.view(torch.int16) for name, tensor in tensors.items()}
+    wide = all(tensor.stride(0) * tensor.element_size() % 4 == 0 for tensor in sources)
+    word = torch.int32 if wide else torch.int16
+    torch._foreach_copy_(parts(targets, word), parts(sources, word), non_blocking=True)
+
+
+def parts(tensors: "list[torch.Tensor]", word: "torch.dtype") -> "list[torch.Tensor]":
+    """The tensors' memory as words, states in at most `PARTS` parts of whole rows."""
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        if tensor.dim() == 1:
+            found.append(tensor.view(word))
+        else:
+            found += tensor.view(word).split(-(-len(tensor) // PARTS))
+    return found
 
 
 def span(pieces: list[Piece]) -> tuple[int, int]:

@@ -27,6 +27,8 @@ ROWS, BOUNDARIES, HIDDEN, WORDS = 8192, 3, 7168, 163_840
 SIZE = ROWS * (BOUNDARIES + 1) * HIDDEN * 2
 PIECES = (SIZE, 64 << 20, 16 << 20, 4 << 20, 1 << 20)
 ROUNDS = 12
+REPEATS = 100
+"""Copies in a graph: one takes less than asking for it."""
 
 
 class Copies:
@@ -75,6 +77,33 @@ def on_device(torch: Any, work: Callable[[], object]) -> float:
     return statistics.median(times[3:])
 
 
+def small_copies(torch: Any, rows: int) -> dict[str, float]:
+    """Microseconds that the device takes to copy a decode step's rows, by way: a graph of many, by their number."""
+    from kimi_capture.staging import copy_small  # noqa: PLC0415 - imported when torch is there
+
+    sources = [
+        torch.randn(rows, BOUNDARIES, HIDDEN, device="cuda", dtype=torch.bfloat16),
+        torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16),
+        torch.arange(rows, device="cuda"), torch.arange(rows, device="cuda"), torch.rand(rows, device="cuda"),
+    ]  # fmt: skip
+    targets = [torch.empty_like(tensor) for tensor in sources]
+    halves = [[tensor.view(torch.int16) for tensor in tensors] for tensors in (targets, sources)]
+    ways: dict[str, Callable[[], object]] = {
+        "each tensor by itself": lambda: [one.copy_(other) for one, other in zip(targets, sources, strict=True)],
+        "one launch, 2-byte words": lambda: torch._foreach_copy_(*halves),
+        "as capture does": lambda: copy_small(targets, sources),
+    }
+    found: dict[str, float] = {}
+    for way, copy in ways.items():
+        copy()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(REPEATS):
+                copy()
+        found[way] = on_device(torch, graph.replay) * 1e3 / REPEATS
+    return found
+
+
 def main() -> None:
     """Measure, print the tables."""
     if find_spec("torch") is None:
@@ -101,6 +130,10 @@ def main() -> None:
     print(f"| the rows to memory of their own | {on_device(torch, lambda: target.copy_(copies.rows)):.3f} |")
     print(f"| their moments | {on_device(torch, lambda: write_moments(aux, last, moments)):.3f} |")
     print(f"| the head on one row | {on_device(torch, lambda: last[:1] @ head.T):.3f} |")
+    print("\n| rows of a decode step to their block | 4 rows, us | 64 rows, us |\n|---|---:|---:|")
+    few_rows, many_rows = small_copies(torch, 4), small_copies(torch, 64)
+    for way, time_taken in few_rows.items():
+        print(f"| {way} | {time_taken:.1f} | {many_rows[way]:.1f} |")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from kimi_console.demo.profile import free_port
 
 ENGINE = Path(__file__).parents[2] / ".engine"
 PYTHON = ENGINE / "bin" / "python"
+AGENTS = Path(__file__).parents[2] / "agents"
 START_LIMIT = 240.0
 
 
@@ -118,6 +119,15 @@ def environment(tp: int, sockets: Path, root: Path, shard_mib: int) -> dict[str,
         "KIMI_CAPTURE_ROOT": str(root),
         "KIMI_CAPTURE_SHARD_MIB": str(shard_mib),
     }
+
+
+def by_engine(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What came of a script of this folder that the engine's Python ran, with the agent's packages."""
+    return subprocess.run(
+        [PYTHON, Path(__file__).with_name(script), *map(str, arguments)],
+        check=False, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(AGENTS), "OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
 
 
 def wait_ready(server: Server) -> None:

@@ -1,10 +1,13 @@
-"""The way of rows over a device, with its streams and events stood in for: a device that has done all it was asked to.
+"""The way of rows over a device, with its streams and events stood in for: on_device.py HIDDEN
+
+The device has always done all that it was asked to.
 
 What it cannot show is order in time; it shows that every row comes to its request, and all memory comes back.
 """
 
 import contextlib
 import gc
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from kimi_capture.chunk import Chunk
 from kimi_capture.rows import Piece
 from kimi_capture.staging import Stager
 
-BOUNDARIES, HIDDEN = 3, 64
+BOUNDARIES, HIDDEN = 3, int(sys.argv[1])
 Step = tuple[dict[str, torch.Tensor], list[Piece]]
 
 

@@ -1,16 +1,13 @@
 """Host memory stays within the budget when the disk is far too slow, and the time that this costs is shown."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import PYTHON
+from .conftest import by_engine
 
-AGENTS = Path(__file__).parents[2] / "agents"
 BUDGET, RATE, TOTAL = 32, 20, 160
 """MiB, MiB a second, MiB: more than ten times as much as the disk takes meanwhile."""
 WINDOWS = 40
@@ -19,11 +16,8 @@ WINDOWS = 40
 
 def throttled(directory: Path, rate: int) -> dict[str, Any]:
     """What the process in `throttled.py` reports."""
-    result = subprocess.run(
-        [PYTHON, Path(__file__).with_name("throttled.py"), directory, str(BUDGET), str(rate), str(TOTAL)],
-        check=True, capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(AGENTS), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    result = by_engine("throttled.py", directory, BUDGET, rate, TOTAL)
+    assert result.returncode == 0, result.stderr
     report: dict[str, Any] = json.loads(result.stdout)
     return report
 

@@ -1,9 +1,6 @@
 """When rows set out for the host: behind the engine's results, but never not at all."""
 
-import os
-import subprocess
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +8,7 @@ import pytest
 from kimi_capture import transfer
 from kimi_capture.transfer import Transfer
 
-from .conftest import PYTHON
-
-AGENTS = Path(__file__).parents[2] / "agents"
+from .conftest import by_engine
 
 
 class Moment:
@@ -81,9 +76,7 @@ def test_many_who_begin_begin_one_copy_and_what_it_held_is_let_go(way: Way) -> N
 
 
 @pytest.mark.engine
-def test_rows_that_go_over_a_device_come_to_their_requests_and_their_memory_comes_back() -> None:
-    result = subprocess.run(
-        [PYTHON, Path(__file__).with_name("on_device.py")], check=False, capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(AGENTS), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+@pytest.mark.parametrize("hidden", [64, 7])
+def test_rows_that_go_over_a_device_come_to_their_requests_and_their_memory_comes_back(hidden: int) -> None:
+    result = by_engine("on_device.py", hidden)
     assert (result.returncode, result.stdout) == (0, "all there\n"), result.stderr
