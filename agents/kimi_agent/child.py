@@ -15,16 +15,18 @@ async def run_command(*arguments: str, deadline: float) -> tuple[int, bytes, str
     Raises:
         TimeoutError: it took longer than `deadline` seconds, and was killed.
     """
-    process = await asyncio.create_subprocess_exec(
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(
         sys.executable, "-m", "kimi_agent", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    ))  # fmt: skip
     try:
+        process = await asyncio.shield(starting)  # asyncio would end the command alone, and leave what it started
         out, err = await asyncio.wait_for(process.communicate(), deadline)
     except asyncio.TimeoutError as error:  # another class than TimeoutError before Python 3.11
         raise TimeoutError from error
     finally:
+        process = await starting
         if process.returncode is None:  # its time is up, or nobody waits for it any more
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

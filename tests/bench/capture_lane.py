@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,11 +247,13 @@ def prefill_body(lane: Lane, tag: str, prompts: int) -> bytes:
     ).encode()
 
 
-def prefill(server: Server, body: bytes) -> float:
-    """Seconds for a batch."""
-    began = time.perf_counter()
-    server.post("/generate", body)
-    return time.perf_counter() - began
+def prefill(server: Server, *bodies: bytes) -> float:
+    """Seconds for batches that are asked for at once."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        began = time.perf_counter()
+        for _ in pool.map(partial(server.post, "/generate"), bodies):
+            pass
+        return time.perf_counter() - began
 
 
 def decode(server: Server, tag: str, tokens: int, streams: int = 4) -> float:

@@ -132,17 +132,17 @@ class Bench:
 
     # Prefill
 
-    def prefill_once(self, kind: str, server: Server, prompts: int, place: Path | None = None) -> float:
-        """Tokens a second of one batch, written to `place` if given; books the durable rate and the plugin's view."""
-        name = self.name(kind)
-        body, tokens = prefill_body(self.lane, name, prompts), prompts * self.lane.rows
+    def prefill_once(self, kind: str, server: Server, place: Path | None = None, batches: int = 1) -> float:
+        """Tokens a second of batches, written to `place` if given; books the durable rate and the plugin's view."""
+        name, tokens = self.name(kind), batches * self.lane.prompts * self.lane.rows
+        bodies = [prefill_body(self.lane, f"{name}-{number}", self.lane.prompts) for number in range(batches)]
         if place is None:
             time.sleep(PAUSE)
-            return tokens / prefill(server, body)
+            return tokens / prefill(server, *bodies)
         with dumping(server, place / name) as result:
             time.sleep(PAUSE)
             asked = time.time()
-            seconds = prefill(server, body)
+            seconds = prefill(server, *bodies)
         dump = result["dump"]
         self.check(
             f"{kind} dump", dump["committed"] == tokens and not dump["missing"] and not dump["errors"], str(dump)
@@ -161,10 +161,10 @@ class Bench:
         for kind, variant in variants.items():
             variant.take_up()
             for _ in range(2):
-                self.prefill_once(f"warm-{kind}", variant.server, self.lane.prompts, variant.place)
+                self.prefill_once(f"warm-{kind}", variant.server, variant.place)
         for number in self.each_round(usual):
             for kind, variant in in_turn(variants, number):
-                self.numbers[kind].append(self.prefill_once(kind, variant.server, self.lane.prompts, variant.place))
+                self.numbers[kind].append(self.prefill_once(kind, variant.server, variant.place))
             self.say(f"round {number}: " + ", ".join(f"{kind} {self.numbers[kind][-1]:,.0f}" for kind in variants))
 
     def decode_rounds(self, variants: dict[str, Variant], usual: int, tokens: int) -> None:
@@ -202,11 +202,11 @@ class Bench:
         token_bytes = server.ask(op="status")["status"]["hidden_size"] * 2 * (len(self.lane.layers) + 1)
         batch = self.lane.prompts * self.lane.rows * token_bytes
         batches = max(1, min(batches, shutil.disk_usage(self.disk).free * 3 // 4 // batch))
-        prompts, size, raw = batches * self.lane.prompts, batches * batch, self.numbers["raw disk"]
-        self.prefill_once("warm-sustained", server, self.lane.prompts, self.disk)
+        size, raw = batches * batch, self.numbers["raw disk"]
+        self.prefill_once("warm-sustained", server, self.disk)
         raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
         for _ in self.each_round(usual):
-            self.prefill_once("sustained", server, prompts, self.disk)
+            self.prefill_once("sustained", server, self.disk, batches)
             raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
             durable = self.numbers["sustained durable"][-1]
             self.numbers["sustained, of the raw disk"].append(2 * durable / sum(raw[-2:]))

@@ -12,6 +12,7 @@ from kimi_agent.doctor.evidence import Evidence, LogFacts, Seen, evidence_of
 from kimi_agent.doctor.facts import Deep, DiskWait, Stack
 from kimi_agent.doctor.verdict import diagnose, status
 from kimi_agent.engine.failures import Raised
+from kimi_agent.engine.loglines import parse
 from kimi_agent.engine.phases import PhaseTracker
 from kimi_agent.model import events as ev
 from kimi_agent.model.events import RankSample, ThroughputSampled
@@ -101,6 +102,7 @@ def test_a_dead_rank_is_blamed_and_not_the_survivor_that_lost_it() -> None:
     effect = Raised("TP0", "RuntimeError", "Connection closed by peer", NOW, fatal=True, effect=True)
     dead = serving(dead=("TP1", "TP0"), facts=LogFacts(exception=effect, failed="SIGQUIT received"))
     assert judged(dead) == ("FAILED", "dead_rank", "TP1")
+    assert judged(replace(dead, dead=("TP0", "TP1"))) == ("FAILED", "dead_rank", "TP1")  # both within one look
 
 
 def test_a_ranks_own_exception_explains_its_death() -> None:
@@ -223,6 +225,14 @@ def test_evidence_keeps_the_order_in_which_ranks_vanished_and_the_last_heartbeat
     second = evidence_of(both, tracker, NOW + 1, before=first)
     assert (second.dead, second.stale) == (("TP1", "TP0"), 3.0)
     assert diagnose(second).rank == "TP1"
+
+
+def test_of_ranks_that_vanished_between_two_looks_the_first_is_the_one_that_the_log_names() -> None:
+    gone, tracker = run_of(ev.RanksSampled("r", (sample("TP0", "X"), sample("TP1", "X")))), PhaseTracker(("TP0", "TP1"))
+    assert evidence_of(gone, tracker, NOW).dead == ("TP0", "TP1")
+    words = "Subprocess scheduler_1 (pid=41) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+    tracker.feed(parse(f"[2026-11-30 22:00:00] {words}"))
+    assert evidence_of(gone, tracker, NOW).dead == ("TP1", "TP0")
 
 
 SAMPLES = st.builds(

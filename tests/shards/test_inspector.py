@@ -154,7 +154,25 @@ async def test_an_idle_process_is_let_go(dump: Any, inspector: Inspector, monkey
     assert (await inspector.methods()["samples"](dump="d1"))["total"] == 6
 
 
-async def test_whoever_leaves_takes_the_command_and_its_children_with_him(dump: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("started", [True, False])
+async def test_whoever_leaves_takes_the_command_and_its_children_with_him(
+    dump: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, started: bool
+) -> None:
+    go_on, start = asyncio.Event(), asyncio.create_subprocess_exec
+
+    async def slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        """As asyncio when its loop is slow: it ends what it starts when it is cancelled meanwhile, but that alone."""
+        process = await start(*command, **options)
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        return process
+
+    if not started:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
     model, python = tmp_path / "model", tmp_path / "python"
     model.mkdir()
     (model / "config.json").write_text('{"hidden_size": 16, "num_hidden_layers": 6}')
@@ -167,6 +185,8 @@ async def test_whoever_leaves_takes_the_command_and_its_children_with_him(dump: 
     command, sleeper = await asyncio.to_thread(began, 2, str(dump.directory))
     assert sleeper.parent() == command
     task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     await gone(command)

@@ -264,7 +264,8 @@ def evidence_of(
         moves.append(run.progress.time)
     names = {rank.rank for rank in run.ranks}
     gone = [sample.rank for sample in run.samples if sample.rank in names and sample.state in GONE]
-    known = before.dead if before is not None else ()
+    known, facts = before.dead if before is not None else (), LogFacts.of(tracker)
+    gone.sort(key=lambda rank: rank != facts.died)  # of those that went between two looks the log names the first
     seen = seen or Seen()
     compiled = _compiled(run.samples, before.compiled if before is not None else (), now)
     moves += [time for _, time, _ in compiled if now - time > PAUSE]  # until then it is told as what it is
@@ -272,7 +273,7 @@ def evidence_of(
         now=now,
         ranks=run.ranks,
         silent=max(now - max(moves), 0.0),
-        facts=LogFacts.of(tracker),
+        facts=facts,
         samples=run.samples,
         dead=(*known, *(rank for rank in gone if rank not in known)),
         throughput=run.throughput,

@@ -136,7 +136,7 @@ def dead_rank(evidence: Evidence) -> Verdict | None:
     facts, effect = evidence.facts, evidence.facts.exception
     if facts.stopping:
         return None
-    rank = evidence.dead[0] if evidence.dead else facts.died
+    rank = _first_gone(evidence) or facts.died
     if rank is None and effect is None:
         return None
     lines = [f"proc: {rank} has vanished"] if evidence.dead else []
@@ -156,6 +156,13 @@ def dead_rank(evidence: Evidence) -> Verdict | None:
     if facts.died_code == -9:
         advice.append("exit code -9 alone is no proof of the OOM killer: SGLang kills its own ranks so too")
     return Verdict("dead_rank", summary, rank, 0.95 if evidence.dead else 0.7, tuple(lines), out, tuple(advice))
+
+
+def _first_gone(evidence: Evidence) -> str | None:
+    """The rank that vanished first; one that lost its peer, and vanished in the same look, did so after it."""
+    raised = evidence.facts.exception
+    survivor = raised.rank if raised is not None and raised.effect else None
+    return next((rank for rank in evidence.dead if rank != survivor), evidence.dead[0] if evidence.dead else None)
 
 
 def hardware(evidence: Evidence) -> Verdict | None:
