@@ -1,8 +1,7 @@
 """The way of rows over a device, with its streams and events stood in for: on_device.py HIDDEN
 
-The device has always done all that it was asked to.
-
-What it cannot show is order in time; it shows that every row comes to its request, and all memory comes back.
+The device has always done all that it was asked to. What that cannot show is order in time; it shows that every row
+comes to its request, and all memory comes back.
 """
 
 import contextlib

@@ -23,10 +23,10 @@ from kimi_capture.rows import Piece
 from kimi_capture.store import Store
 from kimi_capture.writer import Finished
 
+from .conftest import AGENTS
 from .dumping import Dumping, finished, manifest
 
 SCRIPT = Path(__file__).with_name("dumping.py")
-AGENTS = Path(__file__).parents[2] / "agents"
 
 
 def check(directory: Path) -> dict[str, int]:

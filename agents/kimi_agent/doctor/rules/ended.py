@@ -159,7 +159,7 @@ def dead_rank(evidence: Evidence) -> Verdict | None:
 
 
 def _first_gone(evidence: Evidence) -> str | None:
-    """The rank that vanished first; one that lost its peer, and vanished in the same look, did so after it."""
+    """The rank that vanished first: of several, not the one whose error says that it lost its peer."""
     raised = evidence.facts.exception
     survivor = raised.rank if raised is not None and raised.effect else None
     return next((rank for rank in evidence.dead if rank != survivor), evidence.dead[0] if evidence.dead else None)
