@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +140,18 @@ def wait_ready(server: Server) -> None:
     assert "fired up" in text, text[-4000:]
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server's whole process group, wait for it, and remove the shared memory that a kill makes it leave."""
-    segments = shm_segments(run_processes(process.pid))
+def stop(process: subprocess.Popen[bytes], segments: Iterable[str] = ()) -> None:
+    """End the server's whole process group, wait for it, and remove the shared memory that a kill makes it leave.
+
+    Args:
+        process: the server's main process.
+        segments: those that it is known to have had, for one that a test has killed itself.
+    """
+    left = {*segments, *shm_segments(run_processes(process.pid))}
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    for segment in segments:
+    for segment in left:
         Path(segment).unlink(missing_ok=True)
 
 
@@ -157,6 +162,7 @@ Launch = Callable[..., Server]
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """Start a server: launch(model, tp, layers, *flags, dtype=…). One at a time: a new one ends the last."""
     running: list[subprocess.Popen[bytes]] = []
+    segments: set[str] = set()
     sockets = Path(tempfile.mkdtemp(prefix="kimi-"))
 
     def start(
@@ -169,7 +175,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
         root: Path | None = None,
     ) -> Server:
         while running:
-            stop(running.pop())
+            stop(running.pop(), segments)
         for left in sockets.iterdir():
             left.unlink()
         home = tmp_path_factory.mktemp("server")
@@ -195,11 +201,12 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
             )
         server = Server(running[0], port, sockets, root, log)
         wait_ready(server)
+        segments.update(shm_segments(run_processes(server.process.pid)))
         return server
 
     yield start
     while running:
-        stop(running.pop())
+        stop(running.pop(), segments)
     for left in sockets.iterdir():
         left.unlink()
     sockets.rmdir()

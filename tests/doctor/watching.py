@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,11 +20,14 @@ from kimi_agent.engine.phases import Entered, PhaseTracker, Progress
 from kimi_agent.engine.titles import expected_ranks
 from kimi_agent.errors import UnavailableError
 from kimi_agent.host.memory import HostSampler
-from kimi_agent.host.proc import ProcessSampler, listening, process_tree, shm_segments
+from kimi_agent.host.proc import ProcessSampler, listening, starttime
 from kimi_agent.model import events as ev
 from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.reduce import reduce
 from kimi_agent.model.state import State
+from kimi_agent.runs import teardown
+from kimi_agent.runs.record import RUN_VARIABLE
+from kimi_agent.runs.teardown import Footprint
 from kimi_console.demo.engine import Engine
 from kimi_console.demo.profile import free_port
 
@@ -69,7 +71,7 @@ class Watch:
         self.carry, self.seq, self.state = b"", 0, State()
         self.evidence: Evidence | None = None
         self.entered: list[Entered] = []
-        self.segments: set[str] = set()
+        self.footprint = Footprint(run_name(port), process.pid, {process.pid: starttime(process.pid) or 0})
         started = ev.RunStarted("r", "n", launch.model, tuple(argv), process.pid, launch.tp, ranks, "127.0.0.1", port,
                                 str(log), "p", "0.5.23", capture=launch.plugin)  # fmt: skip
         self.emit(started)
@@ -83,7 +85,7 @@ class Watch:
         """One look: the status word and the verdict."""
         self._read()
         self.emit(ev.RanksSampled("r", self.sampler.sample()))
-        self.segments |= shm_segments(process_tree(self.process.pid)) if self.seq % 8 == 0 else set()
+        self.footprint.observe()
         if self.tracker.ready:
             self.emit(await self.poll())
         run = self.state.run
@@ -165,13 +167,19 @@ class Watch:
         return Path(self.log.name).read_text("utf-8", "replace")[-3000:]
 
 
-def environment(engine: Engine, launch: Launch, sockets: Path) -> dict[str, str]:
+def run_name(port: int) -> str:
+    """By what the processes of the server on this port are known."""
+    return f"watched-{os.getpid()}-{port}"
+
+
+def environment(engine: Engine, launch: Launch, run: str) -> dict[str, str]:
     """The server's environment."""
     path = [str(PLUGIN), str(engine.shims)]
     return {
         **os.environ, "PYTHONPATH": os.pathsep.join(path), "SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SGLANG_NCCL_SO_PATH": "/nonexistent",
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1", "KIMI_TEST_FAULT": launch.fault, **launch.env,
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1", "KIMI_TEST_FAULT": launch.fault, RUN_VARIABLE: run,
+        **launch.env,
     }  # fmt: skip
 
 
@@ -185,18 +193,16 @@ async def watched(engine: Engine, directory: Path, launch: Launch | None = None)
                       list(launch.layers) if launch.layers else None)  # fmt: skip
     log, sockets = directory / f"server-{port}.log", directory / "s"
     sockets.mkdir(exist_ok=True)
-    process = _spawn([*launch.wrapper, *argv], environment(engine, launch, sockets), log)
+    process = _spawn([*launch.wrapper, *argv], environment(engine, launch, run_name(port)), log)
     watch = Watch(process, argv, log, port, launch, sockets)
     try:
         yield watch
     finally:
         await watch.examiner.close()
-        watch.segments |= shm_segments(process_tree(process.pid))
-        _kill_session(process.pid)
+        await teardown.kill(watch.footprint)
         process.wait()
         watch.log.close()
-        for segment in watch.segments:
-            Path(segment).unlink(missing_ok=True)
+        assert teardown.release(watch.footprint, directory / "none", directory / "none") == ()
 
 
 def _spawn(command: list[str], env: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
@@ -204,10 +210,3 @@ def _spawn(command: list[str], env: dict[str, str], log: Path) -> "subprocess.Po
         return subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
-
-
-def _kill_session(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -42,6 +42,7 @@ def test_every_word_of_a_launch_arrives_as_it_was_written(tmp_path: Path) -> Non
     record, process = launch.spawn(plan, home)
     process.wait(30)
     told = json.loads((home.run(record.run) / "server.log").read_text())
+    launch.give_up(record.run, process, plan, home)
     assert told == [ODD, "\n".join(ODD)]
     assert not list(tmp_path.rglob("evil"))
     assert not Path("evil").exists()

@@ -31,6 +31,13 @@ def home(tmp_path: Path, end_agent: Callable[[Home], None]) -> Iterator[Home]:
 
 
 @pytest.fixture
+def servers_memory() -> Callable[[], set[Path]]:
+    """The shared memory that servers have now; other tests that run meanwhile make some with names of their own."""
+    kinds = ("sglang_loads_????????????_*", "sgl_shm_mq_*")
+    return lambda: {path for kind in kinds for path in Path("/dev/shm").glob(kind)}
+
+
+@pytest.fixture
 def dial(home: Home) -> Iterator[Callable[[], Client]]:
     """Connect to the home's agent, started on the first call."""
     clients: list[Client] = []

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,10 @@ def _toml(profile: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def left_alone() -> Iterator[None]:
-    before = set(Path("/dev/shm").glob("sgl*"))
+def left_alone(servers_memory: Callable[[], set[Path]]) -> Iterator[None]:
+    before = servers_memory()
     yield
-    assert set(Path("/dev/shm").glob("sgl*")) <= before
+    assert servers_memory() <= before
 
 
 @pytest.mark.usefixtures("left_alone")

@@ -101,8 +101,10 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], engine: Engine, home: Home) -> None:
-    before = set(Path("/dev/shm").glob("sgl*"))
+def test_a_run_from_launch_to_a_killed_rank(
+    start_agent: Callable[[], Client], engine: Engine, home: Home, servers_memory: Callable[[], set[Path]]
+) -> None:
+    before = servers_memory()
     port = free_port()
     client = start_agent()
     run_id = client.request("launch", profile=demo_profile(engine, port))["run"]
@@ -144,6 +146,6 @@ def test_a_run_from_launch_to_a_killed_rank(start_agent: Callable[[], Client], e
     assert state.dump is not None
     assert (state.dump.dump, state.dump.state) == ("cut-short", "failed")
     assert state.dump.reason
-    assert set(Path("/dev/shm").glob("sgl*")) <= before
+    assert servers_memory() <= before
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in owned)
     assert not home.run_sockets(run_id).exists()

@@ -56,17 +56,61 @@ time.sleep(600)
 """What a server holds, in small."""
 
 
-def tree_plan(home: Home) -> Plan:
+TAKING = """
+import ctypes, mmap, os, signal, sys, time
+if "gone" in sys.argv and os.fork() == 0:
+    pass
+elif "below" in sys.argv and os.fork() == 0:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)      # PR_SET_PDEATHSIG: what SGLang's ranks ask for
+elif len(sys.argv) > 1:
+    os._exit(0) if "gone" in sys.argv else time.sleep(600)
+print("takes", os.getpid(), flush=True)
+held = []
+while True:
+    file = open(f"/dev/shm/sgl_shm_taking_{os.getpid()}_{len(held)}", "w+b")
+    file.truncate(4096)
+    held.append(mmap.mmap(file.fileno(), 4096))
+    file.close()
+    time.sleep(0.002)
+"""
+"""A start that takes one segment after another until it ends."""
+
+
+DRAINING = """
+import os, signal, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    print("rank", os.getpid(), flush=True)
+    os.read(read, 1)
+    with open(sys.argv[1], "w") as file:
+        file.write("the rank has drained")
+    os._exit(0)
+def drain(*_):
+    os.write(write, b"x")
+    os.wait()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
+while True:
+    time.sleep(600)
+"""
+"""A server that ends by itself once its rank has done its work."""
+
+
+def script_plan(home: Home, *script: str) -> Plan:
     tables = {"name": "tree", "server": {"model": "/"}, "capture": {"enabled": False}}
     return Plan(
-        parse(tables, "test"), (sys.executable, "-c", TREE), {}, sys.executable, None, frozenset(), (), home.dumps
+        parse(tables, "test"), (sys.executable, "-c", *script), {}, sys.executable, None, frozenset(), (), home.dumps
     )
 
 
-def pids_in(log: Path) -> dict[str, int]:
+def tree_plan(home: Home) -> Plan:
+    return script_plan(home, TREE)
+
+
+def pids_in(log: Path, count: int = 3) -> dict[str, int]:
     """The processes that have said that they stand, by what they are."""
     deadline = time.monotonic() + 20
-    while len(found := [line.rsplit(" ", 1) for line in log.read_text().splitlines()]) < 3:
+    while len(found := [line.rsplit(" ", 1) for line in log.read_text().split("\n")[:-1]]) < count:
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
     return {name: int(pid) for name, pid in found}
@@ -112,6 +156,31 @@ def test_a_stop_releases_all_that_a_run_holds_and_nothing_else(
     for port in footprint.ports:
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+@pytest.mark.parametrize("where", [(), ("below",), ("gone",)], ids=["main", "rank", "orphan"])
+def test_what_is_taken_in_the_moment_of_the_stop_is_released_too(tmp_path: Path, where: tuple[str, ...]) -> None:
+    home = Home(tmp_path / "home")
+    plan = script_plan(home, TAKING, *where)
+    record, process = launch.spawn(plan, home)
+    taker = pids_in(home.run(record.run) / "server.log", 1)["takes"]
+    footprint = Footprint(record.run, record.pid, {record.pid: record.starttime})
+    asyncio.run(teardown.stop(footprint, 0.5))
+    process.wait(10)
+    assert gone(taker)
+    assert teardown.release(footprint, home.run_sockets(record.run), scratch(plan, record.run)) == ()
+    assert len(footprint.segments) > 1
+    assert list(Path("/dev/shm").glob(f"sgl_shm_taking_{taker}_*")) == []
+
+
+def test_a_stopped_server_drains_with_all_its_processes(tmp_path: Path) -> None:
+    home, told = Home(tmp_path / "home"), tmp_path / "told"
+    plan = script_plan(home, DRAINING, str(told))
+    record, process = launch.spawn(plan, home)
+    pids_in(home.run(record.run) / "server.log", 1)
+    asyncio.run(teardown.stop(Footprint(record.run, record.pid, {record.pid: record.starttime}), 60))
+    assert process.wait(10) == 0
+    assert told.read_text() == "the rank has drained"
 
 
 def test_a_temporary_directory_too_deep_for_sockets_is_left_as_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import subprocess
 import time
@@ -49,7 +50,8 @@ from kimi_agent.tasks import end
 LOG_PERIOD = 0.1
 EXIT_PERIOD = 0.2
 SAMPLE_PERIOD = 1.0
-FOOTPRINT_PERIOD = 10.0
+FOOTPRINT_PERIOD = 2.0
+SERVING_FOOTPRINT_PERIOD = 10.0
 VERDICT_PERIOD = 5.0
 """A verdict whose evidence alone has changed is told this often."""
 LINES_PER_EVENT = 400
@@ -100,6 +102,7 @@ class Supervisor:
         self._canary = Canary(record.run, plan, emit)
         self._examiner = Examiner(self._run.started, self._run.time, self._sockets)
         self._port_open: bool | None = None
+        self._observed = -math.inf
         self._plugin_pids: frozenset[int] | None = None
         self._exits: dict[int, int] = {}
         """Process file descriptors by pid; -1 where the kernel gives none."""
@@ -115,7 +118,7 @@ class Supervisor:
         loops = [
             asyncio.create_task(self._every(LOG_PERIOD, self._follow_log, calm=5)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._sample, calm=2)),
-            asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe, calm=3)),
+            asyncio.create_task(self._every(FOOTPRINT_PERIOD, self._observe, calm=5)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_engine, calm=2)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._poll_plugins, calm=5)),
             asyncio.create_task(self._every(SAMPLE_PERIOD, self._judge, calm=2)),
@@ -247,6 +250,7 @@ class Supervisor:
             self._stirred.set()
             self._sample_ranks()
             self._look()
+            self._footprint.observe()  # what the others hold: they end next
 
         asyncio.get_running_loop().add_reader(fd, ended)
         return fd
@@ -259,9 +263,13 @@ class Supervisor:
         self._exits.clear()
 
     async def _observe(self) -> None:
-        self._footprint.observe()
-        if not self._serving():
+        """See what the run holds: often while it starts, when it takes most things and fails most."""
+        serving = self._serving()
+        if not serving:
             self._port_open = listening(self.plan.profile.server.port)
+        if not serving or time.monotonic() - self._observed > SERVING_FOOTPRINT_PERIOD:
+            self._footprint.observe()
+            self._observed = time.monotonic()
 
     async def _poll_engine(self) -> None:
         if not self._serving():

@@ -6,15 +6,24 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kimi_agent.host.procfs import listening_ports, port_holder, run_processes, shm_segments, starttime, with_variable
+from kimi_agent.host.procfs import (
+    listening_ports,
+    port_holder,
+    read_stat,
+    run_processes,
+    shm_segments,
+    starttime,
+    with_variable,
+)
 from kimi_agent.model.events import GpuSample
 from kimi_agent.runs.record import RUN_VARIABLE
 
 POLL = 0.1
+LOOK = 0.02
 KILL_WAIT = 10.0
 LEAK = 1 << 30
 """Bytes of a GPU that nobody is shown to hold: what a driver keeps for itself is less."""
@@ -52,10 +61,14 @@ class Footprint:
 
 async def stop(footprint: Footprint, grace: float) -> None:
     """Ask the server to drain and end; kill what is left after `grace` seconds."""
-    footprint.observe()
-    footprint.gather()
-    _signal([footprint.main] if footprint.main in footprint.alive() else [], signal.SIGTERM)
-    await _gone(footprint, grace)
+    await _freeze(footprint)
+    main = [footprint.main] if footprint.main in footprint.alive() else []
+    _signal(main, signal.SIGTERM)
+    _signal(main, signal.SIGCONT)
+    # One that drains nothing ends at once and its ranks with it: those go on only if there is something to drain.
+    await _gone(footprint, main, POLL)
+    _signal(footprint.alive(), signal.SIGCONT)
+    await _gone(footprint, footprint.processes, grace)
     await kill(footprint)
 
 
@@ -63,17 +76,37 @@ async def kill(footprint: Footprint) -> None:
     """Kill every process of the run, also one that was stopped."""
     footprint.gather()
     deadline = time.monotonic() + KILL_WAIT
-    while (left := footprint.alive()) and time.monotonic() < deadline:
+    while footprint.alive() and time.monotonic() < deadline:
+        await _freeze(footprint)
+        left = footprint.alive()
+        _signal(left, signal.SIGKILL)
+        await _gone(footprint, left, POLL)
+
+
+async def _freeze(footprint: Footprint) -> None:
+    """Hold every process of the run where it is, so that none takes anything between the last look and its end."""
+    footprint.gather()
+    held: list[int] = []
+    while held != (alive := footprint.alive()):
+        held = alive
+        _signal(held, signal.SIGSTOP)
+        deadline = time.monotonic() + POLL
+        while any(map(_runs, held)) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK)
         footprint.observe()
         footprint.gather()
-        _signal(left, signal.SIGKILL)
-        await asyncio.sleep(POLL)
 
 
-async def _gone(footprint: Footprint, deadline: float) -> None:
-    end = time.monotonic() + deadline
-    while footprint.alive() and time.monotonic() < end:  # noqa: ASYNC110
-        await asyncio.sleep(POLL)
+def _runs(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.state in "RSD"
+
+
+async def _gone(footprint: Footprint, pids: Container[int], seconds: float) -> None:
+    """Wait until none of these processes is alive, or so long."""
+    end = time.monotonic() + seconds
+    while any(pid in pids for pid in footprint.alive()) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
