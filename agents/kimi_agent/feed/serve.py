@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from kimi_agent import child
 from kimi_agent.errors import UsageError
 from kimi_agent.paths import Home
 from kimi_agent.text import clean
@@ -126,17 +125,12 @@ class Feeds:
             self._feed.process.send_signal(signal.SIGINT)
         await asyncio.wait((self._following,), timeout=PATIENCE)
         if not self._following.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._feed.process.pid, signal.SIGKILL)
+            child.kill(self._feed.process)
             await asyncio.wait((self._following,))
 
     async def _spawn(self, path: Path, dump: str, options: Sequence[str]) -> asyncio.subprocess.Process:
         arguments = ["feed", str(path), "--dump", dump, "--home", str(self._home.root), "--json"]
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kimi_agent", *arguments, *options,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            limit=MAX_LINE, start_new_session=True,
-        )  # fmt: skip
+        return await child.start("-m", "kimi_agent", *arguments, *options, limit=MAX_LINE)
 
     async def _follow(self, feed: _Feed) -> None:
         await asyncio.gather(self._facts(feed), self._words(feed))

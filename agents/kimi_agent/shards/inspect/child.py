@@ -1,16 +1,15 @@
 """The agent's end of the inspector's process: requests by id, a deadline for each, one process at a time."""
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from kimi_agent import child
 from kimi_agent.errors import KimiError
 from kimi_agent.wire.codec import MAX_LINE
 from kimi_agent.wire.rpc import refusal
@@ -38,12 +37,8 @@ class InspectorChild:
     @classmethod
     async def start(cls, cache: Path, ended: Callable[["InspectorChild"], None]) -> "InspectorChild":
         """Start it; `ended` is called once it takes no more requests."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kimi_agent.shards.inspect.worker", str(cache),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            limit=2 * MAX_LINE, start_new_session=True,
-        )  # fmt: skip
-        return cls(process, ended)
+        worker = ("-m", "kimi_agent.shards.inspect.worker", str(cache))
+        return cls(await child.start(*worker, stdin=PIPE, stderr=DEVNULL, limit=2 * MAX_LINE), ended)
 
     async def ask(self, operation: str, params: dict[str, Any]) -> Any:
         """The answer to one request.
@@ -78,8 +73,7 @@ class InspectorChild:
     def kill(self) -> None:
         """End it now, and all that it started."""
         self._ended(self)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        child.kill(self._process)
 
     async def close(self) -> None:
         """Let it keep what it has read, and end."""
