@@ -44,7 +44,7 @@ from bench.capture_lane import (  # noqa: E402 - the path is set above
     prefill_body,
     raw_disk,
 )
-from bench.capture_report import describe, table  # noqa: E402
+from bench.capture_report import MANY, describe, steady, table  # noqa: E402
 from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
 
@@ -147,10 +147,13 @@ class Bench:
         self.check(
             f"{kind} dump", dump["committed"] == tokens and not dump["missing"] and not dump["errors"], str(dump)
         )
-        commits = [commit.time for commit in read_commits(place / name)[0]]
-        self.numbers[f"{kind} first commit, seconds"].append(min(commits) - asked)
-        self.numbers[f"{kind} last commit, seconds"].append(max(commits) - asked)
-        self.numbers[f"{kind} durable"].append(tokens / (max(commits) - asked))
+        commits = sorted(read_commits(place / name)[0], key=lambda commit: commit.time)
+        first, last = commits[0].time - asked, commits[-1].time - asked
+        self.numbers[f"{kind} first commit, seconds"].append(first)
+        self.numbers[f"{kind} last commit, seconds"].append(last)
+        self.numbers[f"{kind} durable"].append(tokens / last)
+        if len(commits) >= MANY:
+            self.numbers[f"{kind} durable, steady"].append(steady(commits))
         self.numbers[f"{kind} held back"].append(dump["held_back_s"] / seconds)
         self.numbers[f"{kind} hook_us"].append(result["hook_us"])
         shutil.rmtree(place / name)
@@ -208,9 +211,12 @@ class Bench:
         for _ in self.each_round(usual):
             self.prefill_once("sustained", server, self.disk, batches)
             raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
-            durable = self.numbers["sustained durable"][-1]
-            self.numbers["sustained, of the raw disk"].append(2 * durable / sum(raw[-2:]))
-            self.say(f"raw {raw[-2]:,.0f} and {raw[-1]:,.0f} tok/s, durable {durable:,.0f}")
+            said = [f"raw {raw[-2]:,.0f} and {raw[-1]:,.0f} tok/s"]
+            for durable in ("sustained durable", "sustained durable, steady"):
+                if self.numbers.get(durable):
+                    self.numbers[f"{durable}, of the raw disk"].append(2 * self.numbers[durable][-1] / sum(raw[-2:]))
+                    said.append(f"{durable} {self.numbers[durable][-1]:,.0f}")
+            self.say(", ".join(said))
 
     boundaries: tuple[int, ...] = ()
 
