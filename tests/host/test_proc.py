@@ -36,8 +36,12 @@ def spawn() -> Iterator[Spawn]:
     children: list[subprocess.Popen[bytes]] = []
 
     def start(title: str, *argv: str, executable: str = "/bin/sleep") -> "subprocess.Popen[bytes]":
-        children.append(subprocess.Popen([title, *(argv or ("600",))], executable=executable, start_new_session=True))
-        return children[-1]
+        child = subprocess.Popen([title, *(argv or ("600",))], executable=executable, start_new_session=True)
+        children.append(child)
+        # Popen returns in the middle of the exec, when the new program's command line is not there yet.
+        while not Path(f"/proc/{child.pid}/cmdline").read_bytes():
+            assert child.poll() is None
+        return child
 
     yield start
     for child in children:
