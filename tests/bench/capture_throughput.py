@@ -45,6 +45,7 @@ from bench.capture_lane import (  # noqa: E402 - the path is set above
     raw_disk,
 )
 from bench.capture_report import MANY, describe, steady, table  # noqa: E402
+from bench.disk_meter import DiskMeter  # noqa: E402
 from kimi_capture.format import file_xxh3, read_commits, read_shard  # noqa: E402
 from kimi_capture.statistics import shard_moments, shard_statistics  # noqa: E402
 
@@ -209,7 +210,10 @@ class Bench:
         self.prefill_once("warm-sustained", server, self.disk)
         raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
         for _ in self.each_round(usual):
-            self.prefill_once("sustained", server, self.disk, batches)
+            with DiskMeter() as meter:
+                self.prefill_once("sustained", server, self.disk, batches)
+            for name, value in meter.told.items():
+                self.numbers[f"sustained: the disk's {name}"].append(value)
             raw.append(raw_disk(self.disk / self.name("raw"), size) / token_bytes)
             said = [f"raw {raw[-2]:,.0f} and {raw[-1]:,.0f} tok/s"]
             for durable in ("sustained durable", "sustained durable, steady"):
