@@ -15,6 +15,7 @@ from kimi_agent.paths import Home
 from kimi_agent.wire.codec import decode_event
 from kimi_console.cli import main
 from kimi_console.demo.engine import Engine
+from kimi_console.source import local
 from kimi_console.source.replay import open_events
 
 LOGS = Path(__file__).parent.parent / "logs"
@@ -78,6 +79,21 @@ def here(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_wrong_input_is_one_line_and_exit_2(here: Here, arguments: tuple[str, ...], said: str) -> None:
     done = here(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (Exit.USAGE, "", f"kimi-console: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("no program", "cannot be run: Exec format error"), ("#!/bin/sh\nexec sleep 600\n", "gave no answer within 1 s")],
+)
+def test_a_python_that_is_none_is_one_line_and_exit_2(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    monkeypatch.setattr(local, "ANSWER_WITHIN", 0.6)
+    python = tmp_path / "python"
+    python.write_text(script)
+    python.chmod(0o755)
+    done = here("local", "--python", str(python))
+    assert (done.returncode, done.stderr) == (Exit.USAGE, f"kimi-console: {python} {said}. {HINT}\n")
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "fast", "nan", "inf"])

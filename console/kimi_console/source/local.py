@@ -21,6 +21,8 @@ CHECK = (
 )
 OLDEST_PYTHON = (3, 10)
 PYTHON_HINT = "Give the Python that runs SGLang with --python, or in the profile as [server] python."
+ANSWER_WITHIN = 60.0
+"""Seconds for a Python to say what it is: a cold one on a far disk takes several."""
 MAX_WORDS = 4096
 """Bytes kept of the far end's standard error."""
 LAST_WORDS_WITHIN = 2.0
@@ -93,16 +95,24 @@ async def check_python(python: str) -> str:
     """The version of the SGLang beside an interpreter.
 
     Raises:
-        UsageError: it is not there, is not a Python, is too old, or has no SGLang.
+        UsageError: it is not there, is not a Python, gives no answer, is too old, or has no SGLang.
     """
     found = shutil.which(os.path.expanduser(python))  # noqa: PTH111 - a bare name must stay one
     if found is None:
         raise UsageError(f"there is no program {python} on this machine", PYTHON_HINT)
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        found, "-c", CHECK, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
-    )
-    out, _ = await process.communicate()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            found, "-c", CHECK, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        raise UsageError(f"{python} cannot be run: {error.strerror}", PYTHON_HINT) from error
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), ANSWER_WITHIN)
+    except TimeoutError as error:
+        process.kill()
+        await process.wait()
+        raise UsageError(f"{python} gave no answer within {ANSWER_WITHIN:.0f} s", PYTHON_HINT) from error
     fields = out.decode("utf-8", "replace").split()
     if process.returncode != 0 or len(fields) != 3:
         raise UsageError(f"{python} is not a working Python", PYTHON_HINT)
