@@ -24,6 +24,7 @@ from kimi_agent.runs.record import RUN_VARIABLE
 
 POLL = 0.1
 LOOK = 0.02
+"""Seconds between two looks whether processes have stopped or ended."""
 KILL_WAIT = 10.0
 LEAK = 1 << 30
 """Bytes of a GPU that nobody is shown to hold: what a driver keeps for itself is less."""
@@ -98,8 +99,8 @@ async def _freeze(footprint: Footprint) -> None:
 
 
 def _runs(pid: int) -> bool:
-    stat = read_stat(pid)
-    return stat is not None and stat.state in "RSD"
+    process = read_stat(pid)
+    return process is not None and process.state in "RSD"
 
 
 async def _gone(footprint: Footprint, pids: Container[int], seconds: float) -> None:
