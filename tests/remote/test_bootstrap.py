@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -80,6 +81,39 @@ async def test_a_noisy_profile_does_not_confuse_the_probe(sshd: Sshd) -> None:
         assert "Welcome" in str((await connection.run("true")).stdout)
         survey = await probe(connection, "gpu-07", sys.executable)
     assert [found.path for found in survey.pythons] == [sys.executable]
+
+
+async def busy() -> None:
+    """Keep the event loop from reading for a tenth of a second at a time, as a loaded machine does."""
+    while True:
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop is to be blocked
+        await asyncio.sleep(0)
+
+
+async def test_a_shell_that_ends_before_its_input_is_sent_is_still_quoted(sshd: Sshd) -> None:
+    sshd.trust()
+    (sshd.home / ".bashrc").write_text("echo this account is closed >&2; exit 3\n")
+    async with connected() as connection:
+        blocking = asyncio.create_task(busy())
+        try:
+            for _ in range(5):
+                with pytest.raises(UnavailableError, match="run a command for the console: this account is closed"):
+                    await probe(connection, "gpu-07", sys.executable)
+        finally:
+            blocking.cancel()
+
+
+async def test_a_connection_that_breaks_while_the_host_is_looked_at_is_told_as_that(sshd: Sshd) -> None:
+    sshd.trust()
+    gate = sshd.home / "gate"
+    os.mkfifo(gate)
+    (sshd.home / ".bashrc").write_text(f"cat {gate}\n")
+    async with connected() as connection:
+        probing = asyncio.create_task(probe(connection, "gpu-07", sys.executable))
+        with await asyncio.to_thread(gate.open, "w"):  # opens when the far shell reads it, ends the shell when closed
+            sshd.cut_connections()
+            with pytest.raises(UnavailableError, match="the connection to gpu-07 broke while it ran a command"):
+                await probing
 
 
 async def test_paths_with_blanks_quotes_and_dollars_stay_one_word(sshd: Sshd, tmp_path: Path) -> None:

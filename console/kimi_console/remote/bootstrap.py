@@ -4,6 +4,7 @@ import hashlib
 import secrets
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -179,12 +180,18 @@ async def _run(
         UnavailableError: the connection broke, or the command did not end in time.
     """
     try:
-        done = await connection.run(command, input=data, encoding=None, request_pty=False, timeout=timeout, check=False)
+        process = await connection.create_process(command, encoding=None, request_pty=False)
+        with suppress(BrokenPipeError):  # it ended without reading: what it said tells why
+            process.stdin.write(data)
+            process.stdin.write_eof()
+        done = await process.wait(check=False, timeout=timeout)
     except (asyncssh.TimeoutError, TimeoutError) as error:
         what = f"{host} did not finish a command within {timeout:.0f} s"
         raise UnavailableError(what, f"Check that `ssh {host} uname` returns at once.") from error
     except (OSError, asyncssh.Error) as error:
         raise UnavailableError(f"the connection to {host} broke: {clean(str(error))}", "Connect again.") from error
+    if connection.is_closed():
+        raise UnavailableError(f"the connection to {host} broke while it ran a command", "Connect again.")
     return raw(done.stdout), last_line(raw(done.stderr))
 
 
