@@ -19,6 +19,7 @@ from kimi_capture.directory import (
     orphans,
     runs_line,
     settle,
+    shard_prefix,
     temporary_files,
 )
 from kimi_capture.format import (
@@ -56,7 +57,7 @@ class Claim:
         StoreError when the directory holds anything else, OSError when it cannot be written.
         """
         self.directory = directory
-        self.prefix = f"{SHARD}{rank.replace(' ', '-')}-"
+        self.prefix = shard_prefix(rank)
         self.manifest = found = _manifest(directory, manifest, resume=resume)
         self._stack = contextlib.ExitStack()
         try:

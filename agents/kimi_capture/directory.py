@@ -79,12 +79,36 @@ def lock_files(directory: Path) -> Iterator[Path]:
     return directory.glob(f".{SHARD}*{_LOCK}")
 
 
+def shard_prefix(rank: str) -> str:
+    """How the names of all files of a rank's writer begin."""
+    return f"{SHARD}{rank.replace(' ', '-')}-"
+
+
+def is_held(directory: Path, prefix: str) -> bool:
+    """Whether a writer's part of a dump is still written: by the rank, or by what writes its shards after its death."""
+    try:
+        fd = os.open(_lock_file(directory, prefix), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _lock_file(directory: Path, prefix: str) -> Path:
+    return directory / f".{prefix.removesuffix('-')}{_LOCK}"
+
+
 class WriterLock:
     """One writer's part of a dump: all files whose names begin with its prefix."""
 
     def __init__(self, directory: Path, prefix: str, run: str = "") -> None:
         """Take it. Raises HeldError when another process has it, OSError when the lock file cannot be made."""
-        self._path = directory / f".{prefix.removesuffix('-')}{_LOCK}"
+        self._path = _lock_file(directory, prefix)
         self.fd = self._take()
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "run": run}
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kimi_agent.errors import KimiError
 from kimi_agent.model.events import Body, DumpSampled, ShardCommitted
+from kimi_agent.runs import plugin
 from kimi_agent.runs.dump import DumpControl
 from kimi_agent.shards.verify import verify
 from kimi_capture.format import read_commits, read_shard
@@ -25,14 +28,14 @@ AGENTS = Path(__file__).parents[2] / "agents"
 class Rank:
     """A rank's process and the agent's side of it."""
 
-    def __init__(self, root: Path, run: str = "run-1", **env: str) -> None:
-        self.sockets = Path(tempfile.mkdtemp(prefix="kimi-"))
+    def __init__(self, root: Path, run: str = "run-1", *, sockets: Path | None = None, **env: str) -> None:
+        self.sockets = sockets or Path(tempfile.mkdtemp(prefix="kimi-"))
         self.events: list[Body] = []
         self.control = DumpControl(run, self.sockets, root, self.events.append)
         env = os.environ | {"PYTHONPATH": str(AGENTS), "KIMI_CAPTURE_SHARD_MIB": "1"} | env
         command: list[str | Path] = [sys.executable, SCRIPT, self.sockets, root, run]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=env)
-        while not list(self.sockets.glob("cap-*.sock")):
+        while not plugin.socket_of(self.sockets, self.process.pid).exists():
             assert self.process.poll() is None
 
     def start(self, name: str, *, resume: bool = False) -> None:
@@ -70,17 +73,23 @@ class Rank:
     def last(self) -> DumpSampled:
         return self.samples[-1]
 
-    def kill(self) -> None:
+    def kill(self) -> psutil.Process | None:
+        """Kill the rank; who writes its shards ends by itself, once all are written."""
+        scribe = next(iter(psutil.Process(self.process.pid).children()), None) if self.process.poll() is None else None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+        return scribe
+
+    def end(self) -> None:
+        """Kill the rank and wait until all that it handed over is written."""
+        if (scribe := self.kill()) is not None:
+            psutil.wait_procs([scribe], 20)
 
     def close(self) -> None:
-        self.kill()
+        self.end()
         assert self.process.stdin is not None
         self.process.stdin.close()
-        for path in self.sockets.iterdir():
-            path.unlink()
-        self.sockets.rmdir()
+        shutil.rmtree(self.sockets, ignore_errors=True)  # another rank's too
 
 
 @pytest.fixture
@@ -97,7 +106,8 @@ def test_a_killed_writer_s_dump_has_failed_with_what_it_committed(tmp_path: Path
     for number in range(25):
         rank.serve(f"r{number}", 1000)  # ten to a shard
     before = rank.until("it.captured == 25_000 and it.shards >= 1")
-    rank.kill()
+    scribe = rank.kill()
+    assert scribe is not None
     after = rank.until("it.state == 'failed'")
     commits, _ = read_commits(tmp_path / "d")
     rows = sum(commit.rows for commit in commits)
@@ -113,13 +123,52 @@ def test_a_killed_writer_s_dump_has_failed_with_what_it_committed(tmp_path: Path
     assert len(rank.samples) == told
 
 
+def test_a_dead_writers_dump_has_failed_once_its_last_shards_are_written(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks.append(rank := Rank(tmp_path))
+    rank.start("d")
+    (scribe,) = psutil.Process(rank.process.pid).children()
+    scribe.suspend()
+    for number in range(25):
+        rank.serve(f"r{number}", 1000)
+    before = rank.until("it.captured == 25_000")
+    rank.kill()
+    asyncio.run(rank.control.poll())
+    assert (rank.last.state, rank.last.shards) == (before.state, 0) == ("writing", 0)
+    scribe.resume()
+    after = rank.until("it.state == 'failed'")
+    assert after.committed == sum(commit.rows for commit in read_commits(tmp_path / "d")[0])
+
+
+def test_a_rank_that_is_slow_to_answer_is_stopped_too(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks.append(rank := Rank(tmp_path))
+    rank.start("d")
+    rank.serve("r0", 1000)
+    rank.until("it.captured == 1000")
+
+    async def stop() -> None:
+        rank.process.send_signal(signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(plugin.DEADLINE + 1, rank.process.send_signal, signal.SIGCONT)
+        await rank.control.stop()
+
+    asyncio.run(stop())
+    assert (rank.last.state, rank.last.committed) == ("stopped", 1000)
+
+
+def test_no_dump_begins_while_a_rank_that_may_write_is_silent(tmp_path: Path, ranks: list[Rank]) -> None:
+    ranks += [one := Rank(tmp_path), Rank(tmp_path, sockets=one.sockets)]
+    one.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(KimiError, match=f"the capture plugin of process {one.process.pid} does not answer"):
+        asyncio.run(one.control.start("d"))
+    assert not (tmp_path / "d").exists()
+
+
 def test_an_agent_that_comes_after_the_end_says_so(tmp_path: Path, ranks: list[Rank]) -> None:
     ranks.append(rank := Rank(tmp_path))
     rank.start("d")
     for number in range(12):
         rank.serve(f"r{number}", 1000)
     journaled = rank.until("it.shards >= 1")
-    rank.kill()
+    rank.end()
     events: list[Body] = []
     DumpControl("run-1", rank.sockets, tmp_path, events.append, journaled).end("it ended while no agent ran")
     (sample,) = [event for event in events if isinstance(event, DumpSampled)]
@@ -138,7 +187,7 @@ def test_a_resumed_dump_goes_on_where_the_dead_one_ended(tmp_path: Path, ranks: 
     for number in range(15):
         first.serve(f"r{number}", 1000)
     first.until("it.shards >= 1")
-    first.kill()
+    first.end()
     had = {rid for commit in read_commits(tmp_path / "d")[0] for rid in commit.rids}
     ranks.append(second := Rank(tmp_path, "run-2"))
     with pytest.raises(KimiError, match="exists already"):

@@ -20,6 +20,7 @@ from kimi_agent.model.state import State
 from kimi_agent.runs import plugin
 from kimi_agent.runs.content import Content, self_check
 from kimi_agent.runs.plugin import RankPlugin
+from kimi_capture.directory import is_held, shard_prefix
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DRAIN = 30.0
@@ -27,6 +28,8 @@ DRAIN = 30.0
 START_DEADLINE = 600.0
 """Seconds in which a rank begins: it opens every shard of a dump that it resumes."""
 ACTIVE = frozenset({"writing", "draining", "paused"})
+LAST_SHARDS = 30.0
+"""Seconds that the shards which a rank handed over before its death get to be committed."""
 STATES = ("failed", "paused", "writing", "draining", "stopped")
 """A dump is in the first of these that any of its writers is in."""
 
@@ -107,6 +110,8 @@ class DumpControl:
         self._commits: _Commits | None = None
         self._writers_seen: dict[int, dict[str, Any]] = {}
         """Each writer's last word of its dump, by process."""
+        self._dead: dict[int, float] = {}
+        """Since when (monotonic) a writer is known to be dead, by process."""
         self._failure: str | None = None
         """Why the dump ended, when its writers cannot say it any more."""
         self._counter = 0
@@ -116,14 +121,24 @@ class DumpControl:
         plugins = await plugin.poll(self._sockets)
         for one in plugins:
             self._report(one.status)
-        for one in plugins:
-            if one.writer and one.status.get("dump"):
-                self._writers_seen[int(one.status["pid"])] = one.status["dump"] | {"rank": one.rank}
-        for pid, dump in self._writers_seen.items():
-            if dump["state"] in ACTIVE and self._failure is None and starttime(pid) is None:
-                self._failure = f"rank {dump['rank']} (process {pid}) died while it was writing"
+            self._take_word(one.status)
+        self._failure = self._failure or self._death()
         self._sample()
         return plugins
+
+    def _take_word(self, status: dict[str, Any]) -> None:
+        if status.get("writer") and status.get("dump"):
+            self._writers_seen[int(status["pid"])] = status["dump"] | {"rank": status.get("rank")}
+
+    def _death(self) -> str | None:
+        """Which writer is dead and all that it handed over written, if one is."""
+        for pid, dump in self._writers_seen.items():
+            if dump["state"] in ACTIVE and starttime(pid) is None:
+                since = self._dead.setdefault(pid, time.monotonic())
+                held = is_held(Path(dump["directory"]), shard_prefix(dump["rank"]))
+                if not held or time.monotonic() - since > LAST_SHARDS:
+                    return f"rank {dump['rank']} (process {pid}) died while it was writing"
+        return None
 
     def end(self, reason: str) -> None:
         """The run is over: a dump that nobody stopped has failed, and what was committed is its end."""
@@ -151,6 +166,7 @@ class DumpControl:
             await asyncio.gather(*(plugin.call(one.socket, {"op": "stop", "drain": 0}) for one in done))
             raise
         self._writers_seen.clear()
+        self._dead.clear()
         self._failure = None
         await self.poll()
         return {"dump": name, "directory": str(directory), "boundaries": reply.get("boundaries", [])}
@@ -161,13 +177,15 @@ class DumpControl:
         Raises:
             DumpError: no dump is running, or a rank failed to commit.
         """
-        writers = [one for one in await self._writers() if one.status.get("dump")]
-        active = [one for one in writers if one.status["dump"]["state"] != "stopped"]
-        if not active:
-            raise DumpError("no dump is running", "Start one first.")
-        request = {"op": "stop", "drain": drain}
-        await asyncio.gather(*(plugin.call(one.socket, request, drain + 60) for one in active))
         await self.poll()
+        alive = [(pid, dump) for pid, dump in self._writers_seen.items() if starttime(pid) is not None]
+        going = [pid for pid, dump in alive if dump["state"] != "stopped"]
+        if not going:
+            raise DumpError("no dump is running", "Start one first.")
+        request, sockets = {"op": "stop", "drain": drain}, [plugin.socket_of(self._sockets, pid) for pid in going]
+        for reply in await asyncio.gather(*(plugin.call(socket, request, drain + 60) for socket in sockets)):
+            self._take_word(reply["status"])
+        self._sample()
         last = self._last
         if last is None:
             raise DumpError(
@@ -176,7 +194,11 @@ class DumpControl:
         return {"dump": last.dump, "rows": last.committed, "samples": last.samples, "shards": last.shards}
 
     async def _writers(self) -> list[RankPlugin]:
+        """All writer ranks. Raises DumpError when there is none, or a rank that may be one does not answer."""
         plugins = await self.poll()
+        if plugins and (silent := plugin.silent(self._sockets, plugins)):
+            hint = "Try again; if it stays so, look at the verdict."
+            raise DumpError(f"the capture plugin of process {silent[0]} does not answer", hint)
         writers = [one for one in plugins if one.writer]
         if not plugins:
             raise DumpError("no rank's capture plugin answers", "Launch with [capture] enabled and wait for the ranks.")

@@ -1,11 +1,13 @@
 """The agent's side of the plugin: one unix socket a rank, JSON lines."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kimi_agent.errors import KimiError
+from kimi_agent.host.procfs import starttime
 from kimi_agent.wire.codec import MAX_LINE, WireError, decode, encode
 from kimi_agent.wire.peer import same_user
 
@@ -63,6 +65,22 @@ async def _exchange(path: Path, line: bytes) -> dict[str, Any]:
         return decode(await reader.readline())
     finally:
         writer.close()
+
+
+def socket_of(directory: Path, pid: int) -> Path:
+    """Where the plugin of a process listens."""
+    return directory / f"cap-{pid}.sock"
+
+
+def pids(directory: Path) -> frozenset[int]:
+    """The processes whose plugin has begun to listen, dead ones too."""
+    return frozenset(int(path.stem.removeprefix("cap-")) for path in directory.glob("cap-*.sock"))
+
+
+def silent(directory: Path, answered: Iterable[RankPlugin]) -> list[int]:
+    """The processes that live and whose plugin did not answer."""
+    heard = {int(one.status["pid"]) for one in answered}
+    return sorted(pid for pid in pids(directory) - heard if starttime(pid) is not None)
 
 
 async def poll(directory: Path) -> list[RankPlugin]:

@@ -37,7 +37,7 @@ from kimi_agent.model.events import (
 from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.state import RunState, State
 from kimi_agent.paths import Home
-from kimi_agent.runs import baseline, launch, teardown
+from kimi_agent.runs import baseline, launch, plugin, teardown
 from kimi_agent.runs.canary import Canary
 from kimi_agent.runs.dump import ACTIVE, DumpControl, last_dump
 from kimi_agent.runs.follow import LogFollower
@@ -296,7 +296,7 @@ class Supervisor:
         if not self.plan.profile.capture.enabled or not self._sockets.is_dir():
             return
         await self.dumps.poll()
-        self._plugin_pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self._sockets.glob("cap-*.sock"))
+        self._plugin_pids = plugin.pids(self._sockets)
 
     async def _judge(self) -> None:
         evidence = self._look()
