@@ -19,6 +19,7 @@ from kimi_agent.model.events import Body, DumpSampled, ShardCommitted
 from kimi_agent.runs import plugin
 from kimi_agent.runs.dump import DumpControl
 from kimi_agent.shards.verify import verify
+from kimi_capture.directory import is_held, shard_prefix
 from kimi_capture.format import read_commits, read_shard
 
 SCRIPT = Path(__file__).with_name("writing.py")
@@ -134,7 +135,13 @@ def test_a_dead_writers_dump_has_failed_once_its_last_shards_are_written(tmp_pat
     rank.kill()
     asyncio.run(rank.control.poll())
     assert (rank.last.state, rank.last.shards) == (before.state, 0) == ("writing", 0)
-    scribe.resume()
+
+    async def settle() -> None:
+        asyncio.get_running_loop().call_soon(scribe.resume)
+        await rank.control.settle()
+
+    asyncio.run(settle())
+    assert not is_held(tmp_path / "d", shard_prefix("TP0"))
     after = rank.until("it.state == 'failed'")
     assert after.committed == sum(commit.rows for commit in read_commits(tmp_path / "d")[0])
 

@@ -30,6 +30,8 @@ START_DEADLINE = 600.0
 ACTIVE = frozenset({"writing", "draining", "paused"})
 LAST_SHARDS = 30.0
 """Seconds that the shards which a rank handed over before its death get to be committed."""
+LOOK = 0.05
+"""Seconds between two looks whether they are."""
 STATES = ("failed", "paused", "writing", "draining", "stopped")
 """A dump is in the first of these that any of its writers is in."""
 
@@ -110,7 +112,7 @@ class DumpControl:
         self._commits: _Commits | None = None
         self._writers_seen: dict[int, dict[str, Any]] = {}
         """Each writer's last word of its dump, by process."""
-        self._dead: dict[int, float] = {}
+        self._dead_since: dict[int, float] = {}
         """Since when (monotonic) a writer is known to be dead, by process."""
         self._failure: str | None = None
         """Why the dump ended, when its writers cannot say it any more."""
@@ -132,13 +134,22 @@ class DumpControl:
 
     def _death(self) -> str | None:
         """Which writer is dead and all that it handed over written, if one is."""
-        for pid, dump in self._writers_seen.items():
-            if dump["state"] in ACTIVE and starttime(pid) is None:
-                since = self._dead.setdefault(pid, time.monotonic())
-                held = is_held(Path(dump["directory"]), shard_prefix(dump["rank"]))
-                if not held or time.monotonic() - since > LAST_SHARDS:
-                    return f"rank {dump['rank']} (process {pid}) died while it was writing"
+        for pid, dump in self._dead():
+            since = self._dead_since.setdefault(pid, time.monotonic())
+            if not _written(dump) or time.monotonic() - since > LAST_SHARDS:
+                return f"rank {dump['rank']} (process {pid}) died while it was writing"
         return None
+
+    def _dead(self) -> list[tuple[int, dict[str, Any]]]:
+        """The writers that died in the middle of a dump: process and last word."""
+        writers = self._writers_seen.items()
+        return [(pid, dump) for pid, dump in writers if dump["state"] in ACTIVE and starttime(pid) is None]
+
+    async def settle(self) -> None:
+        """Wait until what dead writers handed over is written, `LAST_SHARDS` seconds at most."""
+        end = time.monotonic() + LAST_SHARDS
+        while any(_written(dump) for _, dump in self._dead()) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK)
 
     def end(self, reason: str) -> None:
         """The run is over: a dump that nobody stopped has failed, and what was committed is its end."""
@@ -166,7 +177,7 @@ class DumpControl:
             await asyncio.gather(*(plugin.call(one.socket, {"op": "stop", "drain": 0}) for one in done))
             raise
         self._writers_seen.clear()
-        self._dead.clear()
+        self._dead_since.clear()
         self._failure = None
         await self.poll()
         return {"dump": name, "directory": str(directory), "boundaries": reply.get("boundaries", [])}
@@ -321,6 +332,11 @@ class DumpControl:
             path = str(directory / commit["shard"])
             self._emit(ShardCommitted(self._run, sample.dump, path, commit["rows"], commit["samples"], commit["bytes"]))
         return commits
+
+
+def _written(dump: dict[str, Any]) -> bool:
+    """Whether a writer's part of a dump is being written, by whatever process."""
+    return is_held(Path(dump["directory"]), shard_prefix(dump["rank"]))
 
 
 def _free_bytes(directory: Path) -> int | None:

@@ -372,6 +372,7 @@ class Supervisor:
         return teardown.gpu_memory(host.gpus if host else (), self._footprint, used)
 
     async def _finish(self) -> None:
+        await self.dumps.settle()
         await teardown.kill(self._footprint)
         while lines := self._log.read():
             self._take(lines, self._log.count - len(lines))
