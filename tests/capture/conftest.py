@@ -25,7 +25,7 @@ from kimi_console.demo.profile import free_port
 ENGINE = Path(__file__).parents[2] / ".engine"
 PYTHON = ENGINE / "bin" / "python"
 AGENTS = Path(__file__).parents[2] / "agents"
-START_LIMIT = 240.0
+START_LIMIT = 480.0
 
 
 def ask(path: Path, request: dict[str, Any], timeout: float = 30.0) -> dict[str, Any]:

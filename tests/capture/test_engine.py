@@ -17,7 +17,7 @@ from kimi_capture.format import read_commits, read_manifest, read_shard, to_floa
 
 from .conftest import ENGINE, PYTHON, Launch, Server, ask
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 Array = npt.NDArray[Any]
 MATCH = {"float32": 0.999_999, "bfloat16": 0.999}
 """Least cosine of a row with Hugging Face's, by what SGLang computes in.

@@ -21,7 +21,7 @@ from kimi_capture.prenorm import reconstruct_pre_norm
 
 from .conftest import ENGINE, PYTHON, Launch, Server, ask
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 Array = npt.NDArray[Any]
 LAYERS = 6
 

@@ -69,7 +69,8 @@ def test_ranks_are_found_by_their_titles_in_order(spawn: Spawn) -> None:
 def test_a_stopped_rank_shows_at_once_and_runs_again(spawn: Spawn) -> None:
     rank = spawn("sglang::scheduler_TP1")
     sampler = ProcessSampler(os.getpid())
-    assert states(sampler)["TP1"] == "S"
+    while states(sampler)["TP1"] != "S":  # its command line is there before it runs
+        assert rank.poll() is None
     os.kill(rank.pid, signal.SIGSTOP)
     os.waitpid(rank.pid, os.WUNTRACED)
     assert states(sampler)["TP1"] == "T"

@@ -21,6 +21,9 @@ from kimi_console.demo.profile import free_port
 from kimi_console.remote.ssh import Deadlines, open_ssh
 from kimi_console.source.questions import Questions
 
+PORTS = range(12_000, 20_000)
+"""Others than those of SGLang's servers, which bind theirs a minute after it was found free."""
+
 
 def keygen(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
     """A new key pair; the private key's path."""
@@ -158,7 +161,7 @@ def running_sshd(place: Path) -> Iterator[Sshd]:
     key = keygen(client_home / ".ssh" / "id_work")
     (place / "authorized_keys").write_text(key.with_suffix(".pub").read_text())
     host_key = keygen(place / "host_key")
-    port = free_port()
+    port = free_port(PORTS)
     settings = place / "sshd_config"
     settings.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nPidFile none\nStrictModes no\nUsePAM no\n"

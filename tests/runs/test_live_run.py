@@ -11,6 +11,7 @@ import pytest
 
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.errors import KimiError
+from kimi_agent.host.procfs import starttime
 from kimi_agent.model.events import RunExited
 from kimi_agent.model.reduce import fold
 from kimi_agent.model.state import RunState
@@ -147,5 +148,5 @@ def test_a_run_from_launch_to_a_killed_rank(
     assert (state.dump.dump, state.dump.state) == ("cut-short", "failed")
     assert state.dump.reason
     assert servers_memory() <= before
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in owned)
+    assert not any(map(starttime, owned))
     assert not home.run_sockets(run_id).exists()

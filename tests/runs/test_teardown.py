@@ -79,17 +79,17 @@ while True:
 DRAINING = """
 import os, signal, sys, time
 read, write = os.pipe()
+def drain(*_):
+    os.write(write, b"x")
+    os.wait()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, drain)
 if os.fork() == 0:
     print("rank", os.getpid(), flush=True)
     os.read(read, 1)
     with open(sys.argv[1], "w") as file:
         file.write("the rank has drained")
     os._exit(0)
-def drain(*_):
-    os.write(write, b"x")
-    os.wait()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, drain)
 while True:
     time.sleep(600)
 """
@@ -132,7 +132,7 @@ def bystander() -> Iterator["subprocess.Popen[str]"]:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return starttime(pid) is None
 
 
 def test_a_stop_releases_all_that_a_run_holds_and_nothing_else(
@@ -164,6 +164,8 @@ def test_what_is_taken_in_the_moment_of_the_stop_is_released_too(tmp_path: Path,
     plan = script_plan(home, TAKING, *where)
     record, process = launch.spawn(plan, home)
     taker = pids_in(home.run(record.run) / "server.log", 1)["takes"]
+    while len(list(Path("/dev/shm").glob(f"sgl_shm_taking_{taker}_*"))) < 2:
+        assert not gone(taker)
     footprint = Footprint(record.run, record.pid, {record.pid: record.starttime})
     asyncio.run(teardown.stop(footprint, 0.5))
     process.wait(10)

@@ -140,6 +140,8 @@ def test_old_bundles_go_but_not_those_in_use(tmp_path: Path) -> None:
     make_bundle(tmp_path, ".part-now", age=1.0)
     user = subprocess.Popen(["sleep", "60"], env={"PYTHONPATH": f"{tmp_path}/build5:/elsewhere"})
     try:
+        while not Path(f"/proc/{user.pid}/environ").read_bytes():  # Popen returns in the middle of its exec
+            assert user.poll() is None
         assert sorted(prune(tmp_path)) == [".part-left", "build3", "build4"]
     finally:
         user.send_signal(signal.SIGKILL)

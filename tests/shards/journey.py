@@ -86,7 +86,7 @@ class Host:
     def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-m", "kimi_agent", *map(str, arguments)]
 
-    def run(self, *arguments: object, limit: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, limit: float = 600) -> subprocess.CompletedProcess[str]:
         """One command of the agent's, to its end."""
         return subprocess.run(
             self.command(*arguments), env=self._env, capture_output=True, text=True, timeout=limit, check=False

@@ -15,7 +15,7 @@ from kimi_agent.feed.serve import Feeds
 from kimi_agent.paths import Home
 from kimi_agent.wire.rpc import READ_ONLY
 
-from .test_inspector import children
+from .test_inspector import began
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ async def test_a_feed_is_stopped_and_ends_with_the_agent(
     template = tmp_path / "t.jinja"
     template.touch()
     await feeds.start(str(data), "d1", max_new_tokens=9, chat_template=str(template))
-    (process,) = children(str(data))
+    (process,) = await asyncio.to_thread(began, 1, str(data))
     assert process.cmdline()[-4:] == ["--max-new-tokens", "9", "--chat-template", str(template)]
     process.suspend()  # it cannot follow a signal, as one that waits for a disk cannot
     assert (await feeds.stop())["state"] == "stopping"

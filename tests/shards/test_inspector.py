@@ -126,7 +126,7 @@ async def test_a_disk_that_does_not_answer_costs_the_agent_nothing(
     os.mkfifo(stuck.directory / COMMITS)  # whoever reads it waits for ever
     methods = inspector.methods()
     await methods["samples"](dump="d1")
-    monkeypatch.setattr(child, "DEADLINE", 1.5)
+    monkeypatch.setattr(child, "DEADLINE", 5.0)
     process, ticks = worker(), 0
 
     async def tick() -> None:
@@ -201,12 +201,12 @@ async def test_a_forward_pass_ends_when_nobody_asks_for_it(
     stuck = make_dump("stuck")
     os.mkfifo(stuck.directory / COMMITS)
     monkeypatch.setattr(matching, "PATIENCE", 0.05)
-    monkeypatch.setattr(matching, "ASKED", 0.5)
+    monkeypatch.setattr(matching, "ASKED", 3.0)
     where = {"dump": "stuck", "shard": FIRST, "place": 0}
     boundary = inspector.methods()["boundary"]
     running = await boundary(**where)
-    process = worker(str(stuck.directory))
-    while running["running"] < 1.0:  # as long as it is asked for, it goes on
+    (process,) = await asyncio.to_thread(began, 1, str(stuck.directory))
+    while running["running"] < 4.0:  # as long as it is asked for, it goes on
         running = await boundary(**where)
     assert process.is_running()
     await gone(process)

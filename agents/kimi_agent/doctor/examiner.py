@@ -60,7 +60,7 @@ class Examiner:
         self._kills = OomCounter(run.pid)
         self._kernel = Kernel(skipped="not looked at yet")
         self._kernel_time = float("-inf")
-        self._variables = environment(run.pid, _VARIABLES)
+        self._variables: dict[str, str] = {}
         self._deep: Deep | None = None
         self._looking: asyncio.Task[None] | None = None
         self._last = float("-inf")
@@ -76,7 +76,8 @@ class Examiner:
         host_cpu: float | None = None,
     ) -> Seen:
         """What is known now; costs next to nothing."""
-        proxy = proxy_for(self._run.host, self._variables) if self._variables else None
+        self._variables = self._variables or environment(self._run.pid, _VARIABLES) or {}  # none in mid-exec
+        proxy = proxy_for(self._run.host, self._variables)
         return Seen(
             gpus=tuple(gpus),
             no_gpu=no_gpu,
@@ -130,7 +131,7 @@ class Examiner:
             host=self._run.host,
             port=self._run.port,
             argv=self._run.argv,
-            environment={name: text for name, text in (self._variables or {}).items() if name not in PROXIES},
+            environment={name: text for name, text in self._variables.items() if name not in PROXIES},
             sockets=str(self._sockets) if self._sockets is not None else None,
             partial=self._deep.partial if self._deep is not None else (),
             serving=evidence.ready or evidence.phase == WARM_UP,

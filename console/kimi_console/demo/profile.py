@@ -50,13 +50,13 @@ def demo_profile(engine: Engine, port: int, dumps: Path | None = None) -> dict[s
     }
 
 
-def free_port() -> int:
+def free_port(among: range = PORTS) -> int:
     """A port of this machine that nothing listens on now.
 
     Raises:
         UnavailableError: none was found.
     """
-    for port in random.sample(PORTS, 100):
+    for port in random.sample(among, 100):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
