@@ -111,12 +111,17 @@ def prune(place: Path, keep: int = KEPT) -> list[str]:
     Returns:
         The names of what was taken away.
     """
-    found = sorted((path for path in place.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
+    changed = {}
+    for path in place.iterdir():
+        with suppress(OSError):  # another agent prunes too
+            if path.is_dir():
+                changed[path] = path.stat().st_mtime
+    found = sorted(changed, key=lambda path: -changed[path])
     whole = [path for path in found if not path.name.startswith(".")]
     old = [path for path in whole[keep:] if path != Path(str(files("kimi_agent"))).parent]
     used = _search_paths() if old else ""
     gone = [path for path in old if str(path) not in used]
-    gone += [path for path in found if path.name.startswith(".") and time.time() - path.stat().st_mtime > LEFT_OVER]
+    gone += [path for path in found if path.name.startswith(".") and time.time() - changed[path] > LEFT_OVER]
     for path in gone:
         # Renamed first: what is half gone must never be taken for a bundle.
         part = path.with_name(f".gone-{path.name.lstrip('.')}-{os.getpid()}")

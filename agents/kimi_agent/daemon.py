@@ -244,8 +244,9 @@ def start_daemon(home: Home) -> Client:
     scope = [] if os.environ.get("INVOCATION_ID") else scope_argv(unit, os.getuid())
     if scope and (client := _spawn_and_wait(home, scope)) is not None:
         return client
-    if (client := _spawn_and_wait(home, [])) is not None:
-        return client
+    for _ in range(2):  # the first may find the journal of one that is about to end
+        if (client := _spawn_and_wait(home, [])) is not None:
+            return client
     words = home.log.read_text("utf-8", "replace").strip().rpartition("\n")[2].removeprefix("kimi-agent: ")
     if not words and full_disk([home.root]):
         raise UnavailableError(f"the agent did not start: the disk of {home.root} is full", "Free space there.")

@@ -193,6 +193,25 @@ async def test_the_link_tells_how_it_stands_and_redial_hurries_it(make_peer: Mak
     assert source.link.state == "ended"
 
 
+async def test_who_closes_while_a_host_is_dialled_is_done(make_peer: MakePeer) -> None:
+    peer = make_peer()
+    peer.note("here")
+    dialling, reached = asyncio.Event(), asyncio.Event()
+
+    async def dial() -> Any:
+        dialling.set()
+        await reached.wait()
+        return await peer.dial()
+
+    source = LiveSource("peer", dial, patience=QUICK)
+    async with peer.serving():
+        collecting = asyncio.create_task(collect(source, 1))
+        await dialling.wait()
+        await source.close()
+        reached.set()
+        assert await collecting == []
+
+
 async def test_silence_ends_a_link_and_the_next_one_goes_on(make_peer: MakePeer) -> None:
     peer = make_peer(silent=True)
     peer.note("here")

@@ -14,6 +14,7 @@ import zstandard
 
 from kimi_agent.errors import UsageError
 from kimi_agent.model.reduce import fold
+from kimi_agent.record.format import Mark
 from kimi_console.source.behind import AT_ONCE
 from kimi_console.source.opening import Opened
 from kimi_console.source.player import Player
@@ -97,15 +98,20 @@ async def test_a_large_log_is_played_while_it_is_read_and_can_be_looked_through_
     assert path.stat().st_size > AT_ONCE // 2
     while path.stat().st_size <= AT_ONCE:
         path.write_bytes(path.read_bytes() + more)
-    seen: list[int] = []
+    with path.open("ab") as file:
+        file.write(b"[2026-11-29 14:59:59 TP1] Scheduler hit an exception: Traceback (most recent call last):\n")
+    lines = len(path.read_bytes().splitlines())
+    marks: list[Mark] = []
+    recorded: list[Mark] = []
 
     def all_of_it(session: Session, player: Player) -> bool:
-        seen.append(len(session.log))
-        return player.ended
+        if player.ended:
+            marks[:], recorded[:] = player.marks, player.recording.marks()
+        return player.ended and len(session.log) == lines
 
     session = await played(Opened(path, speed=float("inf")), all_of_it)
-    lines = len(path.read_bytes().splitlines())
-    assert max(seen) == lines
+    assert marks == recorded
+    assert marks[-1].place > session.state.seq // 2, "the last is of the exception at the end"
     assert session.state.run is not None
     assert session.state.run.log_lines == lines
 

@@ -16,7 +16,7 @@ from kimi_console.demo.profile import demo_profile, free_port
 
 from .conftest import Terminal
 
-START = 300.0
+START = 480.0
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def home(tmp_path: Path, end_agent: Callable[[Home], None]) -> Iterator[Home]:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_a_killed_console_leaves_the_server_and_the_next_one_finds_its_history(
     built: Engine,
     state: dict[str, str],

@@ -16,6 +16,7 @@ STEPS = ["agent", "launched", "ready", "dump_started", "served", "dump_stopped",
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_the_whole_job_without_a_screen(
     built: Engine, state: dict[str, str], nothing_left: None, tmp_path: Path
 ) -> None:
@@ -44,6 +45,7 @@ def test_the_whole_job_without_a_screen(
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_an_interrupted_job_leaves_nothing_and_says_so(
     built: Engine, state: dict[str, str], nothing_left: None
 ) -> None:

@@ -10,12 +10,13 @@ from kimi_console.demo.traffic import SEVERAL
 
 from .conftest import Terminal
 
-START = 300.0
+START = 480.0
 """Seconds that a start on two busy cores may take."""
 READY, WRITING, STOPPED = r"READY", r"writing", r"stopped"
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_a_newcomer_at_two_sizes(
     built: Engine, state: dict[str, str], nothing_left: None, terminal: Callable[..., Terminal]
 ) -> None:

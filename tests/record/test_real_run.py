@@ -20,7 +20,7 @@ from kimi_console.source.live import LiveSource
 from kimi_console.source.local import local_dial
 from kimi_console.source.recorder import Recorder
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 async def watch(source: Recorder, live: LiveSource, profile: dict[str, object]) -> list[Event]:
@@ -58,7 +58,7 @@ async def test_a_recorded_run_replays_event_by_event(
     await live.start()
     recorder = Recorder(live, tmp_path / "console.kimirec")
     try:
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(600):
             events = await watch(recorder, live, demo_profile(engine, free_port()))
     finally:
         await recorder.close()

@@ -112,7 +112,7 @@ async def test_a_connection_that_breaks_while_the_host_is_looked_at_is_told_as_t
         probing = asyncio.create_task(probe(connection, "gpu-07", sys.executable))
         with await asyncio.to_thread(gate.open, "w"):  # opens when the far shell reads it, ends the shell when closed
             sshd.cut_connections()
-            with pytest.raises(UnavailableError, match="the connection to gpu-07 broke while it ran a command"):
+            with pytest.raises(UnavailableError, match="the connection to gpu-07 broke"):
                 await probing
 
 

@@ -211,12 +211,18 @@ def test_a_virtual_environment_in_its_usual_place_is_found(sshd: Sshd, with_sgla
     assert found_python(sshd) == str(sshd.home / "sglang-env" / "bin" / "python")
 
 
+def servers() -> set[str]:
+    """The Pythons of the SGLang servers that run now; other tests have some."""
+    lines: list[list[str]] = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return {argv[0] for argv in lines if "sglang.launch_server" in argv}
+
+
 def test_the_python_of_a_running_server_is_found(sshd: Sshd, with_sglang: Path) -> None:
     sshd.trust()
     running = subprocess.Popen([str(with_sglang), "-c", "import time; time.sleep(60)", "sglang.launch_server"])
     try:
-        servers: list[list[str]] = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-        assert found_python(sshd) in {argv[0] for argv in servers if "sglang.launch_server" in argv}
+        before, found, after = servers(), found_python(sshd), servers()
+        assert found in {str(with_sglang), *before, *after}
     finally:
         running.kill()
         running.wait()

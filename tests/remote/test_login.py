@@ -84,8 +84,8 @@ async def test_the_server_may_ask_questions_of_its_own(by_questions: Sshd) -> No
 
 async def test_typing_takes_as_long_as_it_takes(by_password: Sshd) -> None:
     typist = Typist(["open sesame"])
-    typist.delay = 1.5
-    assert await login(Questions(typist.type), Deadlines(connect=1.0, login=1.0)) == str(by_password.home)
+    typist.delay = 6.0
+    assert await login(Questions(typist.type), Deadlines(connect=5.0, login=5.0)) == str(by_password.home)
 
 
 async def test_a_refused_password_says_what_was_tried(by_password: Sshd) -> None:

@@ -5,6 +5,8 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
+import psutil
+
 from kimi_agent.bundle import ensure_bundle
 from kimi_agent.model.events import AgentStarted, Event, HostSampled
 from kimi_console.remote.bootstrap import Attachment
@@ -42,6 +44,28 @@ async def test_killed_connections_lose_and_double_nothing(sshd: Sshd) -> None:
     assert [event.seq for event in got] == list(range(1, len(got) + 1))
     journal = sshd.agent.journal
     assert got == list(open_events(journal))[: len(got)]
+
+
+async def test_a_host_that_goes_silent_is_told_as_that(sshd: Sshd) -> None:
+    sshd.trust()
+    source = LiveSource("gpu-07", dial, patience=Patience(first_delay=1000.0, last_delay=1000.0, ping_interval=0.2))
+    details: asyncio.Queue[str] = asyncio.Queue()
+    source.on_link = lambda link: details.put_nowait(link.detail) if link.state == "lost" else None
+    served = asyncio.Event()
+
+    async def follow() -> None:
+        async for _ in source.batches():
+            served.set()
+
+    following = asyncio.create_task(follow())
+    async with asyncio.timeout(60):
+        await served.wait()
+        for process in psutil.Process(sshd.process.pid).children(recursive=True):
+            if process.name().startswith("sshd"):
+                process.suspend()
+        assert "no sign of life" in await details.get()
+        await source.close()
+        await following
 
 
 async def test_a_recording_of_a_session_replays_to_the_same_events(sshd: Sshd, tmp_path: Path) -> None:

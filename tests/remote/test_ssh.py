@@ -140,6 +140,17 @@ async def test_a_name_that_does_not_resolve(sshd: Sshd) -> None:
     assert (await refused()).message == "the name no-such-host.invalid cannot be resolved"
 
 
+async def test_a_known_host_that_never_speaks_times_out_as_soon(sshd: Sshd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        kind, data = sshd.host_key.with_suffix(".pub").read_text().split()[:2]
+        sshd.known_hosts.write_text(f"[127.0.0.1]:{port} {kind} {data}\n")
+        sshd.write_config(Port=str(port))
+        async with asyncio.timeout(30):
+            error = await refused(deadlines=Deadlines(connect=5.0, login=1.0))
+    assert error.message == f"gpu-07 (127.0.0.1:{port}) did not finish the login within 1 s"
+
+
 async def test_a_server_that_never_speaks_times_out(sshd: Sshd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]

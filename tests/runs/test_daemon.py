@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,10 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kimi_agent.daemon import connect
+from kimi_agent.daemon import connect, start_daemon
 from kimi_agent.errors import Exit, KimiError
 from kimi_agent.model.events import AgentStarted, HostSampled
 from kimi_agent.paths import Home
+from kimi_agent.runs.journal import Journal
 from kimi_agent.wire.client import Client
 from kimi_agent.wire.codec import decode_event
 
@@ -54,6 +56,18 @@ def test_its_first_events_say_who_and_where_it_is(dial: Dial) -> None:
     assert isinstance(bodies[1], HostSampled)
     assert bodies[1].memory_total > 0
     assert where["epoch"] == client.hello["epoch"]
+
+
+def test_who_comes_while_an_agent_ends_gets_the_next_one(home: Home) -> None:
+    ending = Journal(home.journal)  # its socket is gone already
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(start_daemon, home)
+        while not home.log.exists() or "another agent has" not in home.log.read_text():
+            assert not starting.done()
+        ending.close()
+        client = starting.result(60)
+    assert client.request("ping") == {}
+    client.close()
 
 
 def test_only_this_user_can_reach_it(dial: Dial, home: Home) -> None:

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import pytest
 from textual import events
 from textual.app import App
 from textual.widgets import Input
 
+from kimi_console.tui import keys
 from kimi_console.tui.board import Board
-from kimi_console.tui.keys import PATIENCE
 from kimi_console.tui.screens.confirm import Confirm
 from kimi_console.tui.screens.feed import FeedScreen
 
@@ -15,9 +16,15 @@ from . import scenes
 from .test_board import app_of, settle, until
 
 
-def type_at_once(app: App[Any], *keys: str) -> None:
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that takes long because the machine is busy is waited for."""
+    monkeypatch.setattr(keys, "PATIENCE", 60.0)
+
+
+def type_at_once(app: App[Any], *pressed: str) -> None:
     """All of it is read from the terminal before any of it is dealt with."""
-    for key in keys:
+    for key in pressed:
         for name in [key] if len(key) == 1 or key in ("enter", "escape", "tab", "slash", "space") else key:
             character = {"slash": "/", "space": " ", "enter": "\r", "escape": "\x1b", "tab": "\t"}.get(name, name)
             app.post_message(events.Key(name, character))
@@ -74,6 +81,7 @@ async def test_a_paste_goes_where_the_key_before_it_led() -> None:
 
 
 async def test_a_key_that_is_never_done_holds_nothing_up_for_long(monkeypatch: Any) -> None:
+    monkeypatch.setattr(keys, "PATIENCE", 0.5)
     app = app_of(scenes.ready(), scenes.TableControl({}))
     async with app.run_test(size=(120, 40)) as pilot:
         board = await settle(pilot)
@@ -81,5 +89,5 @@ async def test_a_key_that_is_never_done_holds_nothing_up_for_long(monkeypatch: A
         type_at_once(app, "slash", "ab")
         field = board.log_pane.query_one("#prompt", Input)
         for _ in range(3):
-            await pilot.pause(PATIENCE)
+            await pilot.pause(keys.PATIENCE)
         await until(pilot, lambda: field.value == "ab")

@@ -145,12 +145,10 @@ class Recording:
 
     def _from(self, place: int) -> Iterator[tuple[int, bytes]]:
         """The blocks from the one with `place` on; each is looked up anew, since the recording may grow meanwhile."""
-        query = "SELECT place, data, events FROM blocks WHERE place + events > ? AND place >= ? ORDER BY place LIMIT 1"
-        begin = self._row("SELECT place FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1", place)
-        while begin is not None and (row := self._row(query, place, begin[0])) is not None:
+        query = "SELECT place, data, events FROM blocks WHERE place <= ? ORDER BY place DESC LIMIT 1"
+        while (row := self._row(query, place)) is not None and place < row[0] + row[2]:
             yield row[0], row[1]
-            place = max(place, row[0] + row[2])
-            begin = (place,)
+            place = row[0] + row[2]
 
     def _around(self, place: int) -> tuple[int, Block]:
         """The block with this place, and its first place."""

@@ -15,7 +15,7 @@ from kimi_console.source.live import LiveSource
 from kimi_console.source.local import local_dial
 from kimi_console.source.session import Session
 
-START_DEADLINE: Final = 300.0
+START_DEADLINE: Final = 480.0
 """Seconds until the server must be ready; two cores need about 30."""
 STOP_DEADLINE: Final = 90.0
 """Seconds until the server and the agent must be gone."""

@@ -1,5 +1,6 @@
 """Why an SSH connection was not made, in the operator's words: one sentence of what and where, one of what to do."""
 
+import asyncio
 import errno
 import shlex
 import socket
@@ -73,9 +74,10 @@ class Attempt:
         if keys.shown is None and keys.known and not isinstance(error, asyncssh.PermissionDenied):
             # Only the known keys' algorithms were asked for: a host with a key of another type just hangs up.
             with suppress(OSError, asyncssh.Error):
-                keys.shown = await asyncssh.get_server_host_key(
-                    self.target.alias, self.target.port, tunnel=self.via, config=config_files(self.config)
-                )
+                async with asyncio.timeout(self.login_timeout):
+                    keys.shown = await asyncssh.get_server_host_key(
+                        self.target.alias, self.target.port, tunnel=self.via, config=config_files(self.config)
+                    )
         return keys.shown is not None and keys.shown not in keys.known
 
     def _broken_login(self, error: Exception) -> KimiError:

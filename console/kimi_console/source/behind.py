@@ -124,9 +124,7 @@ class Behind:
 
     async def _finished(self, player: Player, importer: asyncio.subprocess.Process) -> None:
         told = await _told(importer)
-        if await importer.wait():
-            player.trouble = told
-        player.growing = False
+        player.finish(told if await importer.wait() else "")
 
 
 async def _told(importer: asyncio.subprocess.Process) -> str:

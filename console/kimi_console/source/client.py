@@ -77,6 +77,8 @@ class AgentClient:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 1
         self._listening_since: float | None = None
+        self.given_up = ""
+        """Why this side closed it, if it could not be used any more."""
         self.ended = False
         """Whether the stream is over; nothing more will come of it."""
 
@@ -169,8 +171,9 @@ class AgentClient:
         """What the far end said before it ended, in one line."""
         return await self._transport.last_words()
 
-    async def close(self) -> None:
-        """Drop the stream; pending requests fail with `LinkLost`."""
+    async def close(self, why: str = "") -> None:
+        """Drop the stream; pending requests fail with `LinkLost`. Who gives it up says why."""
+        self.given_up = self.given_up or why
         self._end()
         await self._transport.close()
 

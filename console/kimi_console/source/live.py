@@ -18,6 +18,7 @@ from kimi_console.source.questions import LoginCancelled
 
 SLEPT = 10.0
 """Seconds that the clock must have jumped for this machine to have slept."""
+SILENT = "the host gave no sign of life"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,10 @@ class LiveSource:
         """
         self._set_link("connecting", self._link.detail)
         client = self._client = self._client or await self._connect()
+        if self._closed:
+            self._client = None
+            await client.close()
+            return
         if self._is_another_journal(client.hello):
             self._epoch, self._last = client.hello.epoch, 0
         self._pid = client.hello.pid
@@ -163,10 +168,11 @@ class LiveSource:
         try:
             async with aclosing(client.batches()) as batches:
                 async for batch in batches:
-                    self._mark_live()
+                    if not client.ended:
+                        self._mark_live()
                     if fresh := self._in_order(batch):
                         yield fresh
-            raise LinkLost(await _reason(client, subscribing, pinging))
+            raise LinkLost(await _reason(client, subscribing))
         finally:
             self._client = None
             self._connected.clear()
@@ -252,10 +258,10 @@ async def _keep_alive(client: AgentClient, patience: Patience) -> None:
         before = patience.wall()
         await asyncio.sleep(patience.ping_interval)
         if patience.wall() - before > patience.ping_interval + SLEPT and not await _answers(client, patience):
-            await client.close()
+            await client.close(SILENT)
             return
         if client.silent_for > patience.ping_interval * patience.missed_pings:
-            await client.close()
+            await client.close(SILENT)
             return
         if not pending:
             task = asyncio.create_task(_ping(client))
@@ -280,10 +286,10 @@ async def _ping(client: AgentClient) -> None:
         return
 
 
-async def _reason(client: AgentClient, subscribing: asyncio.Task[None], pinging: asyncio.Task[None]) -> str:
+async def _reason(client: AgentClient, subscribing: asyncio.Task[None]) -> str:
     """Why the connection ended, in words."""
-    if pinging.done():
-        return "the host gave no sign of life"
+    if client.given_up:
+        return client.given_up
     if subscribing.done() and (error := subscribing.exception()) is not None:
         return str(error)
     return await client.last_words() or "the connection ended"

@@ -147,6 +147,12 @@ class Player:
         self._wake.set()
         self.recording.close()
 
+    def finish(self, trouble: str = "") -> None:
+        """Nothing more is written; `trouble` is why that is too early."""
+        self.trouble, self.growing = trouble, False
+        self._take_marks()
+        self._wake.set()
+
     def _seek(self, place: int, clock: float) -> None:
         self._sought = max(0, min(place, len(self.recording)))
         self._steps = 0
@@ -169,7 +175,7 @@ class Player:
         """The next events whose time has come."""
         if not self._ahead and self.place < len(self.recording):
             self._ahead.extend(next(self.recording.batches(self.place), ()))
-            if self._clock < self._ahead[0].time and self.place == 0:
+            if self._ahead and self._clock < self._ahead[0].time and self.place == 0:
                 self._set_clock(self._ahead[0].time)  # opened before it had a beginning
         limit = BATCH
         if not self.playing:
@@ -194,4 +200,7 @@ class Player:
                 await self._wake.wait()
         except TimeoutError:
             if self.growing and not self._closed:
-                self.marks += self.recording.marks(self.marks[-1].place if self.marks else -1)
+                self._take_marks()
+
+    def _take_marks(self) -> None:
+        self.marks += self.recording.marks(self.marks[-1].place if self.marks else -1)

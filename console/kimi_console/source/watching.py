@@ -44,6 +44,8 @@ class Watching:
         """Let go of all hosts; agents and servers stay as they are."""
         for session in self.sessions.values():
             await session.close()
+        for task in self._tasks.values():
+            task.cancel()  # a dial may take its time
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
