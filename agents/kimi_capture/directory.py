@@ -27,6 +27,7 @@ from kimi_capture.format import (
     read_commits,
     read_shard,
 )
+from kimi_capture.locks import is_locked
 
 RUNS: Final = "runs.jsonl"
 """One line for each time that a rank began to write: run, rank, time, versions, command line, first shard."""
@@ -86,17 +87,7 @@ def shard_prefix(rank: str) -> str:
 
 def is_held(directory: Path, prefix: str) -> bool:
     """Whether a writer's part of a dump is still written: by the rank, or by what writes its shards after its death."""
-    try:
-        fd = os.open(_lock_file(directory, prefix), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(_lock_file(directory, prefix))
 
 
 def _lock_file(directory: Path, prefix: str) -> Path:

@@ -25,7 +25,7 @@ from kimi_agent.model import events as ev
 from kimi_agent.model.phases import ORDER, WARM_UP
 from kimi_agent.model.reduce import reduce
 from kimi_agent.model.state import State
-from kimi_agent.runs import teardown
+from kimi_agent.runs import plugin, teardown
 from kimi_agent.runs.record import RUN_VARIABLE
 from kimi_agent.runs.teardown import Footprint
 from kimi_console.demo.engine import Engine
@@ -97,7 +97,7 @@ class Watch:
             self.emit(ev.RunExited("r", code, asked=False))
             run = self.state.run or run
         late = min(ORDER[rank.phase] for rank in run.ranks) >= ORDER[WARM_UP]
-        pids = frozenset(int(path.stem.removeprefix("cap-")) for path in self.sockets.glob("cap-*.sock"))
+        pids = plugin.pids(self.sockets)
         host_cpu = self.host.sample().cpu
         open_now = listening(self.port) if late else None
         seen = self.examiner.seen((), "no NVIDIA driver on this host", open_now, pids, host_cpu)

@@ -30,6 +30,7 @@ from kimi_agent.model.events import (
     VerdictChanged,
 )
 from kimi_agent.paths import Home
+from kimi_agent.runs.plugin import socket_of
 from kimi_agent.runs.record import RunRecord, load
 from kimi_agent.wire.codec import WireError, decode_event, encode_event
 
@@ -201,7 +202,7 @@ def stacks_of(home: Home, record: RunRecord | None) -> dict[str, str]:
     if record is None or starttime(record.pid) != record.starttime:
         return {"none": "the run has ended: there are no stacks\n"}
     sockets = home.run_sockets(record.run)
-    return {str(pid): all_stacks(pid, sockets / f"cap-{pid}.sock") for pid in sorted(run_processes(record.pid))}
+    return {str(pid): all_stacks(pid, socket_of(sockets, pid)) for pid in sorted(run_processes(record.pid))}
 
 
 def about_run(record: RunRecord) -> dict[str, Any]:

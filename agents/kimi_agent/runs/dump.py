@@ -133,12 +133,12 @@ class DumpControl:
             self._writers_seen[int(status["pid"])] = status["dump"] | {"rank": status.get("rank")}
 
     def _death(self) -> str | None:
-        """Which writer is dead and all that it handed over written, if one is."""
-        for pid, dump in self._dead():
-            since = self._dead_since.setdefault(pid, time.monotonic())
-            if not _written(dump) or time.monotonic() - since > LAST_SHARDS:
-                return f"rank {dump['rank']} (process {pid}) died while it was writing"
-        return None
+        """Which writer died, once what the dead handed over is written."""
+        if self._settling():
+            return None
+        return next(
+            (f"rank {dump['rank']} (process {pid}) died while it was writing" for pid, dump in self._dead()), None
+        )
 
     def _dead(self) -> list[tuple[int, dict[str, Any]]]:
         """The writers that died in the middle of a dump: process and last word."""
@@ -147,9 +147,15 @@ class DumpControl:
 
     async def settle(self) -> None:
         """Wait until what dead writers handed over is written, `LAST_SHARDS` seconds at most."""
-        end = time.monotonic() + LAST_SHARDS
-        while any(_written(dump) for _, dump in self._dead()) and time.monotonic() < end:  # noqa: ASYNC110
+        while self._settling():  # noqa: ASYNC110
             await asyncio.sleep(LOOK)
+
+    def _settling(self) -> bool:
+        """Whether what a dead writer handed over is being written, for less than `LAST_SHARDS` seconds."""
+        now = time.monotonic()
+        return any(
+            now - self._dead_since.setdefault(pid, now) < LAST_SHARDS and _written(dump) for pid, dump in self._dead()
+        )
 
     def end(self, reason: str) -> None:
         """The run is over: a dump that nobody stopped has failed, and what was committed is its end."""

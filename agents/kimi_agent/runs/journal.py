@@ -23,6 +23,7 @@ from kimi_agent.errors import KimiError
 from kimi_agent.model.events import Body, Event, Gap, Note
 from kimi_agent.paths import private_dir
 from kimi_agent.wire.codec import WireError, decode_event, encode_event
+from kimi_capture.locks import is_locked
 
 SEGMENT_BYTES = 16 << 20
 LIMIT_BYTES = 512 << 20
@@ -285,14 +286,4 @@ class Journal:
 
 def locked(directory: Path) -> bool:
     """Whether an agent has this journal open."""
-    try:
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    return is_locked(directory / "lock")
